@@ -1,0 +1,57 @@
+# Every target sets up .venv by itself, and again only when the pins change (scripts/setup.sh).
+#   ARGS='...'              passed on: make test ARGS='-k localize', make report ARGS='--trace FILE'
+#   VENV=DIR                where the environment lives
+#   PYTHON=PATH             the Python 3.11+ that it is made with
+#   KVLAB_PYTHON=PATH       use this interpreter and its packages as they are and install nothing:
+#                           for a GPU machine that has its own torch, or a conda environment
+
+SHELL := /bin/bash
+VENV ?= .venv
+export VENV PYTHON
+ARGS ?=
+
+ifdef KVLAB_PYTHON
+PY := $(KVLAB_PYTHON)
+export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
+else
+PY := $(VENV)/bin/python
+endif
+KVLAB := $(PY) -c 'from kvlab.cli import main; raise SystemExit(main())'
+
+.DEFAULT_GOAL := help
+.PHONY: help setup report test lab bench check format clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup:  ## make or bring up to date .venv; the other targets do it for you
+ifndef KVLAB_PYTHON
+	@scripts/setup.sh
+endif
+
+report: setup  ## execute the notebooks, write build/report/ with every figure
+	@$(KVLAB) report $(ARGS)
+
+test: check  ## the checks, then the whole test suite on all cores
+	@$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(ARGS)
+
+lab: setup  ## JupyterLab with the notebooks, on this machine only
+	@$(PY) -m jupyterlab --ServerApp.root_dir=notebooks --ServerApp.ip=127.0.0.1 \
+		--LabApp.news_url= --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(ARGS)
+
+bench: setup  ## print the benchmark's ratios
+	@$(PY) -m kvlab.lab.bench $(ARGS)
+
+check: setup  ## ruff and mypy; changes nothing
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check .
+	@$(PY) -m mypy --no-error-summary
+	@echo 'kvlab: ruff and mypy have no complaint'
+
+format: setup  ## rewrite the code as ruff wants it
+	@$(PY) -m ruff check --fix --exit-zero .
+	@$(PY) -m ruff format .
+
+clean:  ## remove what was built; .venv stays, as it takes minutes
+	rm -rf build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
