@@ -1,0 +1,70 @@
+"""One rank's share of an attention output, and the merge.
+
+An empty shard is ``out = 0, lse = -inf``. Backends report it otherwise (0, +inf, NaN), so the merge
+takes NaN and +inf for empty, and *selects* instead of multiplying by zero: 0 * NaN is NaN.
+
+Source: ``layers/dcp/comm.py`` of SGLang; log bases of the backends as in ``engines``.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import IndexSpaceError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Partial:
+    """``out`` ``(..., d)`` and ``lse`` ``(...)`` in nats, of one rank's keys.
+
+    Errors: IndexSpaceError when ``lse`` has not the shape of ``out`` without its last axis.
+    """
+
+    out: Tensor
+    lse: Tensor
+
+    def __post_init__(self) -> None:
+        if self.out.dim() == 0 or self.out.shape[:-1] != self.lse.shape:
+            raise IndexSpaceError(
+                f"lse must have the shape of out without its last axis: got out "
+                f"{tuple(self.out.shape)}, lse {tuple(self.lse.shape)}"
+            )
+
+    @classmethod
+    def from_log2(cls, out: Tensor, lse: Tensor) -> "Partial":
+        """Convert at the door a partial whose lse is in base 2 (FlashInfer-MLA, trtllm-gen)."""
+        return cls(out, lse * math.log(2.0))
+
+    @classmethod
+    def empty(cls, like: Tensor) -> "Partial":
+        """The neutral element: a rank without keys. ``like`` gives the shape of ``out``."""
+        return cls(torch.zeros_like(like), like.new_full(like.shape[:-1], -math.inf))
+
+
+def merge_partials(partials: Sequence[Partial]) -> Partial:
+    """Merge the ranks' partials; computed in float32 (float64 stays), cast back to ``out``'s type.
+
+    All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
+    rounding. Errors: IndexSpaceError for no partials or unequal shapes.
+    """
+    if not partials:
+        raise IndexSpaceError("merge_partials needs at least one partial: got an empty sequence")
+    shapes = {tuple(p.out.shape) for p in partials}
+    if len(shapes) > 1:
+        raise IndexSpaceError(f"partials must have one shape: got {sorted(shapes)}")
+    kind = partials[0].out.dtype
+    wide = torch.float64 if kind == torch.float64 else torch.float32
+    lse = torch.stack([p.lse.to(wide) for p in partials])
+    lse = torch.where(torch.isnan(lse) | (lse == math.inf), -math.inf, lse)
+    top = lse.amax(dim=0)
+    base = torch.where(top == -math.inf, 0.0, top)
+    weight = torch.exp(lse - base)
+    total = weight.sum(dim=0)
+    share = torch.where(total > 0, weight / torch.where(total > 0, total, 1.0), 0.0)
+    out = torch.zeros_like(partials[0].out, dtype=wide)
+    for w, p in zip(share, partials, strict=True):
+        out = out + torch.where(w[..., None] > 0, w[..., None] * p.out.to(wide), 0.0)
+    return Partial(out.to(kind), torch.where(total > 0, base + torch.log(total), -math.inf))

@@ -1,0 +1,151 @@
+"""The layout: how one allocator page becomes one physical page on every rank.
+
+The allocator hands out *widened* pages of ``W = page_size * dcp_size`` slots. Page ``q`` of the
+allocator is page ``q`` of every rank's buffer: ``W`` slots above, ``page_size`` rows below on each
+of the ``dcp_size`` ranks. Page 0 is the padding page of both spaces and is never handed out.
+
+Worked example, dcp_size=2, page_size=2, num_pages=2 (W = 4):
+
+    slot   0 1 2 3 | 4 5 6 7 | 8 9 10 11
+    rank   0 1 0 1 | 0 1 0 1 | 0 1  0  1      slot % 2
+    row    0 0 1 1 | 2 2 3 3 | 4 4  5  5      slot // 2
+    page   padding |    1    |     2
+
+Source: ``mechanics`` of SGLang's paged allocator under DCP (its page is ``page_size * dcp_size``);
+``interleave`` > 1 is the rule of vLLM (``cp_kv_cache_interleave_size``), TensorRT-LLM's V2 ledger
+and SGLang's kv-shard placement (``interleave = page_size``).
+"""
+
+from dataclasses import dataclass
+
+from kvlab.errors import IndexSpaceError, LayoutError
+
+
+def require_int(name: str, value: object, low: int, rule: str) -> int:
+    """Return ``value`` as an int of at least ``low``, or raise LayoutError naming the rule."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise LayoutError(f"{name} must be an int: {rule}; got {value!r} ({type(value).__name__})")
+    if value < low:
+        raise LayoutError(f"{name} must be at least {low}: {rule}; got {name}={value}")
+    return value
+
+
+def require_rank(dcp_size: int, dcp_rank: int) -> None:
+    """Raise unless ``0 <= dcp_rank < dcp_size``. Errors: LayoutError."""
+    require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
+    require_int("dcp_rank", dcp_rank, 0, "ranks are numbered from 0")
+    if dcp_rank >= dcp_size:
+        raise LayoutError(
+            f"dcp_rank must lie in [0, {dcp_size}): got dcp_rank={dcp_rank} with dcp_size="
+            f"{dcp_size}; ranks are numbered from 0"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DcpLayout:
+    """Geometry of the two index spaces. Units: slots above, rows below, both one token each.
+
+    Args:
+        dcp_size: ranks that share one request's KV (symbol c).
+        page_size: rows of one page in one rank's buffer (symbol P).
+        num_pages: pages that can be handed out (symbol N); the padding page comes on top.
+        interleave: consecutive slots that one rank stores before the next rank's turn (symbol I);
+            must divide ``page_size``. 1 is SGLang's rule.
+
+    Errors: LayoutError for sizes below 1, an interleave that does not divide the page, or sizes
+    whose largest slot does not fit int64.
+    """
+
+    dcp_size: int
+    page_size: int
+    num_pages: int
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        require_int("dcp_size", self.dcp_size, 1, "the number of ranks that share one request's KV")
+        require_int("page_size", self.page_size, 1, "rows of one page in one rank's buffer")
+        require_int("num_pages", self.num_pages, 1, "pages beside the padding page")
+        require_int("interleave", self.interleave, 1, "slots stored in turn by one rank")
+        if self.page_size % self.interleave:
+            raise LayoutError(
+                f"interleave must divide page_size, so that a page holds whole turns: got "
+                f"interleave={self.interleave}, page_size={self.page_size}; "
+                f"use 1 or {self.page_size}"
+            )
+        if self.slot_end > 2**63:
+            raise LayoutError(
+                f"the largest slot must fit int64: num_pages={self.num_pages} gives slots up to "
+                f"{self.slot_end - 1}, bound {2**63 - 1}; use fewer pages"
+            )
+
+    @property
+    def widened_page_size(self) -> int:
+        """Slots of one allocator page (symbol W)."""
+        return self.page_size * self.dcp_size
+
+    @property
+    def first_slot(self) -> int:
+        """The lowest slot that can be handed out; below it lies the padding page."""
+        return self.widened_page_size
+
+    @property
+    def slot_end(self) -> int:
+        """One past the highest slot: the bound of an id in the widened space."""
+        return (self.num_pages + 1) * self.widened_page_size
+
+    @property
+    def first_row(self) -> int:
+        """The lowest row that holds a token; rows below it are the padding page."""
+        return self.page_size
+
+    @property
+    def row_end(self) -> int:
+        """One past the highest row: the bound of an id in one rank's buffer."""
+        return (self.num_pages + 1) * self.page_size
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of one rank's buffer, padding page included."""
+        return self.row_end
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that all ranks together can hold (padding page not counted)."""
+        return self.num_pages * self.widened_page_size
+
+    def bytes_per_rank(self, row_bytes: int, layers: int = 1) -> int:
+        """Bytes of one rank's buffers: every row of every layer, padding page included."""
+        return self.rows_per_rank * row_bytes * layers
+
+    def owner(self, slot: int) -> int:
+        """The rank that stores ``slot``. Errors: IndexSpaceError outside [0, slot_end)."""
+        self._check_slot(slot)
+        return slot // self.interleave % self.dcp_size
+
+    def row(self, slot: int) -> int:
+        """The row of ``slot`` in its owner's buffer. Errors: IndexSpaceError out of bounds."""
+        self._check_slot(slot)
+        turn = self.dcp_size * self.interleave
+        return slot // turn * self.interleave + slot % self.interleave
+
+    def slot(self, rank: int, row: int) -> int:
+        """The slot that ``rank`` stores in ``row``: the inverse of ``owner`` and ``row``."""
+        require_rank(self.dcp_size, rank)
+        if not 0 <= row < self.row_end:
+            raise IndexSpaceError(
+                f"row must lie in [0, {self.row_end}): got row {row}; "
+                f"{self.slot_end} is the bound of a widened slot, not of a row"
+            )
+        turn, within = divmod(row, self.interleave)
+        return (turn * self.dcp_size + rank) * self.interleave + within
+
+    def pages_for(self, tokens: int) -> int:
+        """Allocator pages that ``tokens`` consecutive positions from position 0 need."""
+        return -(-tokens // self.widened_page_size)
+
+    def _check_slot(self, slot: int) -> None:
+        if not 0 <= slot < self.slot_end:
+            raise IndexSpaceError(
+                f"widened slot must lie in [0, {self.slot_end}): got {slot} "
+                f"(num_pages={self.num_pages}, W={self.widened_page_size})"
+            )

@@ -1,0 +1,76 @@
+"""Rules of the two places where an id is translated in two steps: moves and virtual pages.
+
+A move of a token's row stays on its rank only if source and target slot have the same owner. A
+unified pool has a page table between allocator and buffer: ids are sharded first, on the virtual
+ids, and looked up second; in the other order the owner comes from the wrong number.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import IndexSpaceError
+from kvlab.index.layout import require_int, require_rank
+from kvlab.index.localize import owned_elements
+from kvlab.index.spaces import as_ids, require_within
+
+
+def localize_move(
+    target: Tensor, source: Tensor, dcp_size: int, dcp_rank: int
+) -> tuple[Tensor, Tensor]:
+    """The rows that ``dcp_rank`` moves: (to, from), int64 ``(m,)`` each.
+
+    Errors: IndexSpaceError when a pair has two owners: that would be a transfer between ranks.
+    Source: ``move_kv_cache`` upstream, which indexes raw (issue 31218).
+    """
+    require_rank(dcp_size, dcp_rank)
+    target, source = as_ids(target, "target"), as_ids(source, "source")
+    if len(target) != len(source):
+        raise IndexSpaceError(
+            f"a move pairs each source with one target: got {len(target)} targets and "
+            f"{len(source)} sources"
+        )
+    mine = owned_elements(source, dcp_size, dcp_rank)
+    owned_elements(target, dcp_size, dcp_rank)  # refuses holes among the targets too
+    bad = torch.nonzero(target % dcp_size != source % dcp_size).flatten()
+    if len(bad):
+        at = int(bad[0])
+        s, t = int(source[at]), int(target[at])
+        raise IndexSpaceError(
+            f"a move is local to one rank: source slot {s} (rank {s % dcp_size}) and target slot "
+            f"{t} (rank {t % dcp_size}) at index {at} have different owners; choose a target "
+            f"with target % {dcp_size} == {s % dcp_size}, or transfer between the ranks"
+        )
+    return (
+        torch.div(target[mine], dcp_size, rounding_mode="floor"),
+        torch.div(source[mine], dcp_size, rounding_mode="floor"),
+    )
+
+
+def localize_virtual(
+    ids: Tensor, v2p: Tensor, page_size: int, dcp_size: int, dcp_rank: int
+) -> tuple[Tensor, Tensor]:
+    """(elements, physical rows) of widened virtual ids: shard first, then look the page up.
+
+    ``v2p`` int64 ``(pages,)`` maps virtual page to physical page, entry 0 is the padding page, -1 a
+    page that is not mapped. Errors: IndexSpaceError for an id whose page lies outside the table or
+    is not mapped. Source: SGLang PR 36890 (the other order reads wrong rows).
+    """
+    require_int("page_size", page_size, 1, "rows of one page")
+    elements = owned_elements(ids, dcp_size, dcp_rank)
+    rows = torch.div(ids.to(torch.int64)[elements], dcp_size, rounding_mode="floor")
+    return elements, look_up_rows(rows, v2p, page_size)
+
+
+def look_up_rows(rows: Tensor, v2p: Tensor, page_size: int) -> Tensor:
+    """Physical rows of virtual rows (already sharded): ``v2p[row // P] * P + row % P``."""
+    end = len(v2p) * page_size
+    require_within(rows, 0, end, "virtual row", "its page is not in the page table")
+    page = v2p.to(torch.int64)[torch.div(rows, page_size, rounding_mode="floor")]
+    if page.numel() and int(page.min()) < 0:
+        at = int(torch.nonzero(page < 0)[0])
+        raise IndexSpaceError(
+            f"a virtual page must be mapped: virtual row {int(rows[at])} at index {at} is in page "
+            f"{int(rows[at]) // page_size}, which has no physical page; it was freed, or never "
+            f"handed out"
+        )
+    return page * page_size + rows % page_size

@@ -1,0 +1,144 @@
+"""Pages: which pages a free gives back, what a capacity holds, what a raw use of slots would hit.
+
+A length that comes from the physical grid (multiples of P) may cut a widened page (W = P*c) in
+two. Freed as two ranges, the page is freed twice; so ranges that touch are merged before they are
+split into pages, and ranges that share a page without touching are refused.
+
+Worked example, page 8: ranges [8, 9) and [9, 24) touch and free pages 1 and 2, once each.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvlab.errors import CapacityError, IndexSpaceError
+from kvlab.index.layout import DcpLayout, require_int
+
+Range = tuple[int, int]
+
+
+def merge_touching(ranges: Sequence[Range]) -> list[Range]:
+    """The half-open ranges in order, empty ones dropped, those that touch joined.
+
+    Errors: IndexSpaceError for a range that ends before it begins, or for two that overlap.
+    """
+    merged: list[Range] = []
+    for begin, end in sorted(ranges):
+        if begin < 0 or end < begin:
+            raise IndexSpaceError(
+                f"a range must be [begin, end) with 0 <= begin <= end: got [{begin}, {end})"
+            )
+        if begin == end:
+            continue
+        if merged and begin < merged[-1][1]:
+            raise IndexSpaceError(
+                f"ranges must not overlap: [{begin}, {end}) begins inside "
+                f"[{merged[-1][0]}, {merged[-1][1]}); each slot is freed once"
+            )
+        if merged and begin == merged[-1][1]:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def pages_of_free(ranges: Sequence[Range], page: int) -> list[int]:
+    """The pages that a free of these slot or position ranges gives back, each once.
+
+    Args:
+        ranges: half-open, in units of tokens.
+        page: tokens of one *allocator* page (W under DCP).
+
+    Errors: IndexSpaceError when a merged range does not begin on a page (its page still holds
+    tokens before it) or shares a page with the range before it.
+    """
+    require_int("page", page, 1, "tokens of one allocator page")
+    pages: list[int] = []
+    for begin, end in merge_touching(ranges):
+        if pages and begin // page == pages[-1]:
+            raise IndexSpaceError(
+                f"segment at {begin} shares page {begin // page} with the one ending in it "
+                f"(page size {page}): freed apart, the page would be freed twice; merge the "
+                f"ranges or align the length to {page} first"
+            )
+        if begin % page:
+            raise IndexSpaceError(
+                f"a free must begin on a page: got {begin}, page size {page}; tokens "
+                f"{begin // page * page}..{begin - 1} still live in page {begin // page}; "
+                f"begin at {-(-begin // page) * page}"
+            )
+        pages.extend(range(begin // page, -(-end // page)))
+    return pages
+
+
+def replicated_rows(layout: DcpLayout) -> int:
+    """Rows of a replicated (draft, indexer) buffer: every id the allocator can issue."""
+    return layout.slot_end
+
+
+def layout_for_rows(rows_per_rank: int, dcp_size: int, page_size: int) -> DcpLayout:
+    """The layout of a row budget: whole pages first, then times the ranks.
+
+    100 rows a rank with pages of 32 are 3 pages, so 96 rows, so 384 tokens at dcp_size 4, not 400.
+    Errors: CapacityError when not one page fits.
+    """
+    require_int("page_size", page_size, 1, "rows of one page")
+    if rows_per_rank < page_size:
+        raise CapacityError(
+            f"a pool needs at least one page: got {rows_per_rank} rows a rank, page_size "
+            f"{page_size}; raise the budget or shrink the page"
+        )
+    return DcpLayout(dcp_size, page_size, rows_per_rank // page_size)
+
+
+def rows_for_tokens(tokens: int, layout: DcpLayout) -> int:
+    """Rows that ``tokens`` consecutive positions occupy on each rank, whole pages: P * pages."""
+    require_int("tokens", tokens, 0, "a token count")
+    return layout.pages_for(tokens) * layout.page_size
+
+
+def fits(tokens: int, layout: DcpLayout) -> bool:
+    """Whether one request of ``tokens`` fits an empty pool: a bound in the widened space."""
+    require_int("tokens", tokens, 0, "a token count")
+    return layout.pages_for(tokens) <= layout.num_pages
+
+
+def first_row_beyond_int32(row_elements: int) -> int:
+    """The first row whose element offset no longer fits a signed 32-bit integer."""
+    require_int("row_elements", row_elements, 1, "elements of one row")
+    return -(-(2**31) // row_elements)
+
+
+@dataclass(frozen=True, slots=True)
+class RawUse:
+    """What happens to each handed-out page if its slots are used as rows. Units: pages."""
+
+    silent: int
+    straddling: int
+    out_of_range: int
+
+
+def raw_use_of_page(layout: DcpLayout, page: int) -> str:
+    """'silent', 'straddling' or 'out_of_range' for one page whose slots are used as rows.
+
+    Silent: every slot is below the row bound, so the wrong rows are read without an error.
+    """
+    if not 1 <= page <= layout.num_pages:
+        raise IndexSpaceError(
+            f"page must lie in [1, {layout.num_pages}]: got {page}; page 0 is the padding page"
+        )
+    first = page * layout.widened_page_size
+    if first + layout.widened_page_size <= layout.row_end:
+        return "silent"
+    return "out_of_range" if first >= layout.row_end else "straddling"
+
+
+def raw_use_census(layout: DcpLayout) -> RawUse:
+    """How many pages are silent, straddling and out of range under raw use. Closed form.
+
+    dcp_size 1 makes every page silent in name only: there slot and row are the same number.
+    """
+    whole = min(layout.row_end // layout.widened_page_size, layout.num_pages + 1)
+    silent = whole - 1
+    inside = layout.row_end % layout.widened_page_size
+    straddling = 1 if inside and whole <= layout.num_pages else 0
+    return RawUse(silent, straddling, layout.num_pages - silent - straddling)

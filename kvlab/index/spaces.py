@@ -1,0 +1,179 @@
+"""Two int64 tensors that look alike, kept apart by type.
+
+``WidenedSlots`` is what ``req_to_token`` holds; ``PhysicalRows`` is what a buffer understands. Both
+are ``int64 (n,)``, so only a type can tell them apart. Neither *is* a tensor: indexing a buffer
+with slots is refused by Python itself.
+
+Worked example, dcp_size=2, page_size=2: positions 0, 1, 2 of a request in page 2 are
+``WidenedSlots([8, 9, 10], start=0)``; rank 0 stores them in ``PhysicalRows([4, 5])``, which are
+elements 0 and 2 of the run (``source``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import IndexSpaceError
+from kvlab.index.layout import DcpLayout, require_rank
+
+_FROM_LOCALIZE = object()
+
+
+def as_ids(ids: object, what: str) -> Tensor:
+    """Return ``ids`` as a contiguous int64 ``(n,)`` tensor, on its own device.
+
+    int32 ids are widened first, so that no later product can wrap. Errors: IndexSpaceError for
+    anything else than a 1-D tensor of int32 or int64, and for a wrapper of another space.
+    """
+    if isinstance(ids, PhysicalRows):
+        raise IndexSpaceError(
+            f"{what} must be raw ids, got PhysicalRows of rank {ids.rank}: they are localized "
+            f"already; a second localization would keep {_share(ids)} of {len(ids)} rows. "
+            f"Index the pool of rank {ids.rank} with them"
+        )
+    if isinstance(ids, WidenedSlots):
+        raise IndexSpaceError(
+            f"{what} must be a raw tensor, got WidenedSlots; pass .ids, or call localize()"
+        )
+    if not isinstance(ids, Tensor):
+        raise IndexSpaceError(
+            f"{what} must be an int64 tensor of shape (n,), got {type(ids).__name__}; "
+            f"use torch.tensor(..., dtype=torch.int64)"
+        )
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise IndexSpaceError(
+            f"{what} must be int64 or int32, got {ids.dtype}: a float id is exact only below 2**24 "
+            f"(float32); use ids.to(torch.int64)"
+        )
+    if ids.dim() != 1:
+        raise IndexSpaceError(
+            f"{what} must have shape (n,), got {tuple(ids.shape)}; flatten one request at a time"
+        )
+    return ids.to(torch.int64)
+
+
+def _share(rows: "PhysicalRows") -> int:
+    layout = rows.layout
+    return int((rows.ids // layout.interleave % layout.dcp_size == rows.rank).sum())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WidenedSlots:
+    """The slots of consecutive positions ``start .. start+n-1`` of one request.
+
+    Args:
+        ids: int64 ``(n,)`` (int32 is widened); as read from ``req_to_token``.
+        start: position of ``ids[0]`` in the request, unit tokens.
+
+    Not an index: ``pool.kv[slots]`` is refused. Call ``localize(slots, layout, rank)``.
+    Errors: IndexSpaceError for a wrong dtype or shape, a negative id or a negative start.
+    """
+
+    ids: Tensor
+    start: int = 0
+    _verified: dict[int, tuple[int, bool]] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ids", as_ids(self.ids, "WidenedSlots.ids"))
+        if isinstance(self.start, bool) or not isinstance(self.start, int) or self.start < 0:
+            raise IndexSpaceError(
+                f"start must be the position of the first id, an int of at least 0: "
+                f"got {self.start!r}"
+            )
+
+    def __len__(self) -> int:
+        return int(self.ids.numel())
+
+    def __array__(self, *_: object, **__: object) -> None:
+        raise TypeError(
+            "WidenedSlots is not an index: a buffer has physical rows, not widened slots; "
+            "call localize(slots, layout, rank)"
+        )
+
+    def __index__(self) -> int:
+        raise TypeError(
+            "WidenedSlots is not an index: a buffer has physical rows, not widened slots; "
+            "call localize(slots, layout, rank)"
+        )
+
+    def agrees_with_positions(
+        self, dcp_size: int, verify: Callable[[Tensor, int, int], bool]
+    ) -> bool:
+        """``verify(ids, dcp_size, start)``, remembered until the ids are written in place.
+
+        The c ranks of one process localize the same run; it is looked through once, not c times.
+        """
+        version = self.ids._version
+        known = self._verified.get(dcp_size)
+        if known is None or known[0] != version:
+            known = (version, verify(self.ids, dcp_size, self.start))
+            self._verified[dcp_size] = known
+        return known[1]
+
+    def chunk(self, begin: int, end: int) -> "WidenedSlots":
+        """The slots of elements ``begin .. end-1``, with the start moved along."""
+        if not 0 <= begin <= end <= len(self):
+            raise IndexSpaceError(
+                f"a chunk must lie inside the run: got [{begin}, {end}) of [0, {len(self)})"
+            )
+        return WidenedSlots(self.ids[begin:end], self.start + begin)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PhysicalRows:
+    """Rows of one rank's buffer and, for each, the element of the run that it came from.
+
+    ``ids`` int64 ``(m,)`` rows; ``source`` int64 ``(m,)`` elements of the slot run; ``rank`` the
+    only rank whose pool takes them; ``layout`` the layout they were made for. Made by
+    ``localize``, by a pool whose table holds rows already, or by ``assume_physical``.
+    """
+
+    ids: Tensor
+    source: Tensor
+    rank: int
+    layout: DcpLayout
+    _made_by: object = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self._made_by is not _FROM_LOCALIZE:
+            raise IndexSpaceError(
+                "PhysicalRows cannot be built from raw ids: nothing shows that they were "
+                "localized. Call localize(slots, layout, rank), or, where ids are known to be "
+                "rows, PhysicalRows.assume_physical(ids, layout, rank)"
+            )
+
+    def __len__(self) -> int:
+        return int(self.ids.numel())
+
+    @classmethod
+    def assume_physical(cls, ids: Tensor, layout: DcpLayout, rank: int) -> "PhysicalRows":
+        """Declare that ``ids`` are rows of ``rank``: the explicit, greppable unwrap.
+
+        Checked: dtype, shape, and ``0 <= id < layout.row_end``. Errors: IndexSpaceError.
+        """
+        rows = as_ids(ids, "rows")
+        require_rank(layout.dcp_size, rank)
+        require_within(rows, 0, layout.row_end, "row", "a widened slot must be localized first")
+        return cls(rows, torch.arange(len(rows), device=rows.device), rank, layout, _FROM_LOCALIZE)
+
+
+def make_rows(ids: Tensor, source: Tensor, rank: int, layout: DcpLayout) -> PhysicalRows:
+    """Build ``PhysicalRows`` from ids that the caller has localized itself (package-internal)."""
+    return PhysicalRows(ids, source, rank, layout, _FROM_LOCALIZE)
+
+
+def require_within(ids: Tensor, low: int, end: int, what: str, instead: str) -> None:
+    """Raise IndexSpaceError unless every id lies in ``[low, end)``. Cost: one read of the ids."""
+    if ids.numel() == 0:
+        return
+    least, most = (int(x) for x in torch.aminmax(ids))
+    if least >= low and most < end:
+        return
+    bad = torch.nonzero((ids < low) | (ids >= end)).flatten()
+    at = int(bad[0])
+    raise IndexSpaceError(
+        f"{what} must lie in [{low}, {end}): got {int(ids[at])} at index {at}; "
+        f"{len(bad)} of {len(ids)} ids are outside; {instead}"
+    )
