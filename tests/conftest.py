@@ -1,0 +1,36 @@
+"""What every test runs under: how hypothesis draws, which tests get a rerun, who needs a GPU."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Workers fill the cores already; more threads in each only wait for each other. Set before the
+# first import of torch, and inherited by the notebook kernels.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# No limits on time anywhere: on a busy machine a slow draw says nothing about a law.
+settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# In CI the same commit draws the same examples every time; new ones are found by local runs.
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None)
+settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "local")
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give notebook tests their one rerun, and GPU tests the reason why they are skipped."""
+    for item in items:
+        if item.get_closest_marker("notebook"):
+            # A kernel can miss a message and wait out its time; see the marker's text.
+            item.add_marker(pytest.mark.flaky(reruns=1))
+        if item.get_closest_marker("gpu") and not _has_cuda():
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and none is here"))
+
+
+def _has_cuda() -> bool:
+    import torch  # here, because most runs have no test that asks
+
+    return torch.cuda.is_available()
