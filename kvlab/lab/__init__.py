@@ -1,0 +1,1 @@
+"""Studies: frozen parameters in, one tidy DataFrame out, each with its origin."""

@@ -1,0 +1,1 @@
+"""Figures and panels: they draw the values that a study computed, and compute nothing."""
