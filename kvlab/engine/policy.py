@@ -1,0 +1,218 @@
+"""The rules of a decode node, as pure functions: a step's need, who is retracted, who may enter.
+
+Two schedulers obey these rules: ``StepNode`` runs every step on real pools, ``EventNode`` jumps
+from event to event and counts. Symbols: p prompt tokens, g generated tokens, W widened page.
+
+A request that decodes has ``p + g`` tokens, and KV for ``p + g - 1`` of them: the newest token has
+been sampled, its KV is written by the next forward at position ``p + g - 1``. Hence a page opens
+exactly when ``(p + g - 1) % W == 0``, and hence a retraction backs up ``p + g - 1`` positions, a
+run that is ragged with respect to both P and W.
+
+Worked example, W = 8, p = 6, first token from the prefill (g = 1): KV length 6, one page. After two
+forwards g = 3, KV length 8: the third forward opens page two.
+
+Source: SGLang ``ScheduleBatch.check_decode_mem``, ``retract_decode``, and
+``disaggregation/decode.py`` (``_allocatable_tokens``, ``pop_preallocated``).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvlab.errors import StudyError
+from kvlab.index import DcpLayout
+
+Restore = Literal["backup", "recompute"]
+Admission = Literal["reserved", "new_token_ratio"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """A decode node: its pool and the rules it follows. Units: tokens, unless named otherwise.
+
+    Args:
+        layout: pools and allocator; every capacity below is in the widened space.
+        concurrency: closed loop: at most this many requests in the system at once; None is an
+            open loop, where requests come at their arrival times.
+        max_running: request slots of the node (rows of ``req_to_token``); None means no bound.
+        reserved_decode_tokens: room kept for each running request when another enters (upstream
+            ``num_reserved_decode_tokens``).
+        clip_max_new_tokens: bound on the output that admission counts with.
+        max_new_tokens: what clients ask for; None: each asks for exactly what it will generate.
+        restore: "backup" copies KV to the host and back (PD decode); "recompute" prefills again.
+        admission: "reserved" is the PD rule, "new_token_ratio" that of a node that prefills.
+        force_retract_interval: retract one request every n-th forward; None: only when short.
+        host_capacity_tokens: tokens that all backups together may hold; None means no bound. A
+            request whose backup does not fit is aborted, not retracted.
+        step_time_s: seconds a forward takes, for placing arrivals on steps.
+        token_bytes: bytes of one token's KV over all layers, for the byte counters.
+    """
+
+    layout: DcpLayout
+    concurrency: int | None = None
+    max_running: int | None = None
+    reserved_decode_tokens: int = 512
+    clip_max_new_tokens: int = 4096
+    max_new_tokens: int | None = None
+    restore: Restore = "backup"
+    admission: Admission = "reserved"
+    force_retract_interval: int | None = None
+    host_capacity_tokens: int | None = None
+    step_time_s: float = 0.025
+    token_bytes: int = 1
+    initial_new_token_ratio: float = 0.7
+    min_new_token_ratio: float = 0.098
+    ratio_decay_steps: int = 600
+    retract_decode_steps: int = 20
+
+    def __post_init__(self) -> None:
+        bounds: list[tuple[str, int | None, int]] = [
+            ("concurrency", self.concurrency, 1),
+            ("max_running", self.max_running, 1),
+            ("reserved_decode_tokens", self.reserved_decode_tokens, 0),
+            ("clip_max_new_tokens", self.clip_max_new_tokens, 1),
+            ("max_new_tokens", self.max_new_tokens, 1),
+            ("force_retract_interval", self.force_retract_interval, 1),
+            ("host_capacity_tokens", self.host_capacity_tokens, 0),
+            ("token_bytes", self.token_bytes, 1),
+            ("ratio_decay_steps", self.ratio_decay_steps, 1),
+            ("retract_decode_steps", self.retract_decode_steps, 0),
+        ]
+        for name, value, low in bounds:
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < low:
+                raise StudyError(f"{name} must be an int of at least {low}: got {value!r}")
+        if not 0 < self.step_time_s < float("inf"):
+            raise StudyError(
+                f"step_time_s must be a finite time above 0 seconds: got {self.step_time_s!r}"
+            )
+        if not 0 < self.min_new_token_ratio <= self.initial_new_token_ratio <= 1:
+            raise StudyError(
+                f"ratios must satisfy 0 < min <= initial <= 1: got min_new_token_ratio="
+                f"{self.min_new_token_ratio}, initial_new_token_ratio="
+                f"{self.initial_new_token_ratio}"
+            )
+        for name, given, allowed in (
+            ("restore", self.restore, ("backup", "recompute")),
+            ("admission", self.admission, ("reserved", "new_token_ratio")),
+        ):
+            if given not in allowed:
+                raise StudyError(f"{name} must be one of {', '.join(allowed)}: got {given!r}")
+
+    def asked(self, output_tokens: int) -> int:
+        """What the client of a request asks for, in output tokens."""
+        return self.max_new_tokens if self.max_new_tokens is not None else output_tokens
+
+    def arrival_step(self, arrival_s: float) -> int:
+        """The first step at which a request of this arrival time is seen."""
+        return -int(-arrival_s // self.step_time_s)
+
+
+_OPTIONAL = {
+    "concurrency",
+    "max_running",
+    "max_new_tokens",
+    "force_retract_interval",
+    "host_capacity_tokens",
+}
+
+
+def paged(tokens: int, layout: DcpLayout) -> int:
+    """``tokens`` rounded up to whole widened pages, in tokens."""
+    return layout.pages_for(tokens) * layout.widened_page_size
+
+
+def opens_page(kv_tokens: int, layout: DcpLayout) -> bool:
+    """Whether the next token of a request with ``kv_tokens`` cached opens a page."""
+    return kv_tokens % layout.widened_page_size == 0
+
+
+def victim_key(generated: int, prompt_tokens: int, joined: int) -> tuple[int, int, int]:
+    """Order of retraction, smallest first: fewest generated, longest prompt, latest to join.
+
+    Upstream sorts by (generated, -prompt) descending and pops from the end; the sort is stable,
+    so among equals the last of the batch goes first. ``joined`` counts entries into the batch.
+    """
+    return (generated, -prompt_tokens, -joined)
+
+
+def allocatable(
+    available: int, running: int, config: NodeConfig, need_single: int = 0, queued: int = 0
+) -> int:
+    """Tokens that may be handed out beside what running requests are promised.
+
+    ``need_single``: what the largest running request lacks to finish alone, were all others
+    retracted. ``queued``: what the retracted queue is owed (counted for new requests only).
+    """
+    return available - max(config.reserved_decode_tokens * running, need_single) - queued
+
+
+def need_single(largest: int | None, retractable: int) -> int:
+    """``max(prompt + min(asked, clip))`` over the running requests minus all their tokens.
+
+    None (nothing runs) needs nothing. May be negative; ``allocatable`` takes the larger promise.
+    """
+    return 0 if largest is None else largest - retractable
+
+
+def required_to_resume(kv_tokens: int, config: NodeConfig) -> int:
+    """Tokens that must be allocatable before a retracted request comes back."""
+    return paged(kv_tokens, config.layout) + config.reserved_decode_tokens
+
+
+def required_to_admit(
+    fill: int, still_asked: int, retractable: int, config: NodeConfig
+) -> tuple[int, int]:
+    """(what must be allocatable, what is then charged) for a request that enters with ``fill``.
+
+    PD rule: room for its pages and its reserve, and, were all others retracted, for its whole
+    output.
+    """
+    charge = required_to_resume(fill, config)
+    projected = fill + min(still_asked, config.clip_max_new_tokens) - retractable
+    return max(charge, projected), charge
+
+
+def required_by_ratio(fill: int, still_asked: int, config: NodeConfig) -> int:
+    """What a request must find (strictly less than the budget) under the ratio rule."""
+    return paged(fill, config.layout) + min(still_asked, config.clip_max_new_tokens)
+
+
+def ratio_budget(available: int, outstanding: int, ratio: float) -> float:
+    """Tokens left once running requests get ``ratio`` of what they may still generate.
+
+    ``outstanding`` is the sum of ``min(asked - generated, clip)`` over the running requests.
+    """
+    return available - ratio * outstanding
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokenRatio:
+    """The share of its remaining output that each running request is expected to need.
+
+    Set to ``base`` at a retraction, it decays linearly with each forward that retracts nothing.
+    A value in closed form, so that stepping and jumping give the same float.
+    """
+
+    base: float
+    steps: int = 0
+
+    def value(self, config: NodeConfig) -> float:
+        """The ratio now, in [min_new_token_ratio, 1] (above ``base`` never)."""
+        span = config.initial_new_token_ratio - config.min_new_token_ratio
+        decayed = self.base - self.steps * (span / config.ratio_decay_steps)
+        return max(decayed, config.min_new_token_ratio)
+
+    def after(self, forwards: int) -> "NewTokenRatio":
+        """The ratio after that many forwards without a retraction."""
+        return NewTokenRatio(self.base, self.steps + forwards)
+
+    @classmethod
+    def after_retraction(
+        cls, survivors: Iterable[tuple[int, int]], config: NodeConfig
+    ) -> "NewTokenRatio":
+        """From (generated, asked) of those that stay: what they have plus 20 steps, of all."""
+        rows = list(survivors)
+        have = sum(g for g, _ in rows) + config.retract_decode_steps * len(rows)
+        return cls(min(1.0, have / (sum(asked for _, asked in rows) + 1)))
