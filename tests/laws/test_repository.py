@@ -1,0 +1,184 @@
+"""What the files around the package promise: pins, environments, sizes, the file tree."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+DIRECT = [Requirement(line) for line in PROJECT["dependencies"]]
+DEV = [Requirement(line) for line in PROJECT["optional-dependencies"]["dev"]]
+
+# Core dependencies that no module imports, each with what uses it.
+TOOLS = {"jupyterlab": "make lab"}
+MAX_LINES = 300
+
+# A path of one machine, and the host of a package registry. Neither matches its own text.
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:work|farm|tmp|root|home|opt|Users)/[\w.]")
+REGISTRY = re.compile(
+    r"pypi[.]org|pythonhosted[.]org|download[.]pytorch|registry[.]npmjs|conda[.]anaconda"
+    r"|deb[.]debian|[.]{2}/shared"
+)
+
+
+def tracked_files() -> list[str]:
+    """Paths of the project's files, relative to its root; all files where there is no git."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.split("\0")
+        return [name for name in listed if name and (ROOT / name).exists()]
+    names = []
+    for folder, folders, files in os.walk(ROOT):
+        # What .gitignore leaves out, in the few words that a walk needs.
+        folders[:] = [
+            name
+            for name in folders
+            if name not in {"build", ".venv", "__pycache__", ".hypothesis", ".ipynb_checkpoints"}
+            and not name.endswith(("_cache", ".egg-info"))
+        ]
+        names += [(Path(folder) / name).relative_to(ROOT).as_posix() for name in files]
+    return sorted(names)
+
+
+FILES = tracked_files()
+
+
+def pins() -> dict[str, str]:
+    """Name -> specifier of every line of constraints.txt."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(pin.name): str(pin.specifier) for pin in found}
+
+
+@pytest.mark.parametrize("requirement", DIRECT + DEV, ids=lambda requirement: requirement.name)
+def test_every_direct_dependency_is_pinned_to_a_version_that_it_allows(
+    requirement: Requirement,
+) -> None:
+    pin = pins()[canonicalize_name(requirement.name)]
+    assert pin.startswith("==")
+    assert requirement.specifier.contains(pin.removeprefix("=="))
+
+
+def test_every_pin_is_one_exact_release() -> None:
+    assert len(pins()) > len(DIRECT + DEV)
+    assert [pin for pin in pins().values() if not re.fullmatch(r"==[\w.]+", pin)] == []
+
+
+def libraries_imported_below(folder: str) -> set[str]:
+    """Top names of what the modules below ``folder`` import, the standard library left out."""
+    found = set()
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"kvlab", "tests"}
+
+
+def test_every_core_dependency_is_imported_by_the_package_or_is_a_named_tool() -> None:
+    used = libraries_imported_below("kvlab") | set(TOOLS)
+    assert {requirement.name for requirement in DIRECT} - used == set()
+
+
+def test_every_library_that_is_imported_is_a_declared_dependency() -> None:
+    extras = PROJECT["optional-dependencies"]
+    optional = [Requirement(line) for name in ("parquet", "triton") for line in extras[name]]
+    declared = {requirement.name for requirement in DIRECT + optional}
+    assert libraries_imported_below("kvlab") - declared == set()
+    for folder in ("tests", "scripts"):
+        declared |= {requirement.name for requirement in DEV}
+        assert libraries_imported_below(folder) - declared == set(), folder
+
+
+def test_the_conda_environment_has_the_same_packages_as_the_project() -> None:
+    lines = (ROOT / "environment.yml").read_text(encoding="utf-8").splitlines()
+    body = lines[lines.index("dependencies:") + 1 :]
+    assert [line.strip().removeprefix("- ") for line in body] == [
+        f"python{PROJECT['requires-python']}",
+        "pip",
+        "pip:",
+        "-c constraints.txt",
+        "-e .[dev]",
+    ]
+
+
+def test_the_package_says_the_version_of_the_project_and_so_does_the_changelog() -> None:
+    package = (ROOT / "kvlab/__init__.py").read_text(encoding="utf-8")
+    assert f'__version__ = "{PROJECT["version"]}"' in package
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"## [{PROJECT['version']}]" in changelog
+
+
+def test_no_module_is_longer_than_three_hundred_lines() -> None:
+    lengths = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        for path in (ROOT / "kvlab").rglob("*.py")
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
+    assert len(lengths) > 10
+
+
+def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_registry() -> None:
+    found = []
+    for name in FILES:
+        content = (ROOT / name).read_bytes()
+        if b"\0" in content:
+            continue  # a picture or an archive
+        for number, line in enumerate(content.decode("utf-8").splitlines(), start=1):
+            for match in (MACHINE_PATH.search(line), REGISTRY.search(line)):
+                if match:
+                    found.append(f"{name}:{number}: {match.group()}")
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        ("open('/{}/kvlab/x')".format("work"), True),
+        ("see /{}/a".format("tmp"), True),
+        ("https://example.com/{}/a".format("home"), False),
+        ("lab/{}/x".format("work"), False),
+    ],
+)
+def test_the_pattern_of_machine_paths_knows_a_path_from_an_address(line: str, is_one: bool) -> None:
+    assert bool(MACHINE_PATH.search(line)) == is_one
+
+
+def tree_names(readme: str) -> list[str]:
+    """The names in the fenced block below ``## What is where``.
+
+    One line names one entry or several: ``kvlab/index/    text`` or ``Makefile, LICENSE    text``.
+    """
+    block = re.search(r"^## What is where\n.*?^```\w*\n(.*?)^```", readme, re.S | re.M)
+    assert block, "README.md needs a fenced block below the heading '## What is where'"
+    columns = [re.split(r"\s{2,}", line.strip())[0] for line in block[1].splitlines()]
+    return [name.strip() for column in columns for name in column.split(",") if name.strip()]
+
+
+def test_the_tree_in_the_readme_names_every_top_level_entry_and_every_sub_package() -> None:
+    named = tree_names((ROOT / "README.md").read_text(encoding="utf-8"))
+    top = {name.partition("/")[0] + ("/" if "/" in name else "") for name in FILES}
+    packages = {
+        "/".join(name.split("/")[:2]) + "/"
+        for name in FILES
+        if re.fullmatch(r"kvlab/[^/]+/__init__\.py", name)
+    }
+    assert sorted(named) == sorted(set(named)), "the tree names an entry twice"
+    assert top | packages <= set(named), "the tree leaves an entry out"
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_tree_is_read_line_by_line() -> None:
+    block = "```text\nkvlab/   a\n  kvlab/index/  b, c\nA, B.md  d\n```\n"
+    readme = f"# x\n\n## What is where\n\nWords.\n\n{block}\n## Other\n"
+    assert tree_names(readme) == ["kvlab/", "kvlab/index/", "A", "B.md"]

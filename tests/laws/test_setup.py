@@ -1,0 +1,228 @@
+"""What `make` does before anything else: when it installs, when it does not, how it fails.
+
+Most tests run scripts/setup.sh in a small folder with a stand-in for Python that notes its calls
+and installs nothing; the one about the network uses the real one.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = (
+    *("awk", "bash", "cat", "cp", "cut", "df", "dirname", "env", "find", "grep", "kill", "ls"),
+    *("make", "mkdir", "mv", "rm", "sha256sum", "shasum", "tail"),
+)
+
+# `-m venv DIR` copies itself into DIR; `-m pip` prints $PIP_SAYS and leaves with $PIP_EXIT, or
+# ends the set-up that called it, as a closed terminal would.
+STAND_IN = """\
+#!/usr/bin/env bash
+case "$1 $2" in
+    "-V "*) echo "Python 3.11.0" ;;
+    "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+    "-m pip")
+        echo "$*" >>calls
+        if [ -n "$PIP_KILLS" ]; then kill -KILL "$PPID"; fi
+        echo "$PIP_SAYS"
+        exit "${PIP_EXIT:-0}" ;;
+esac
+"""
+
+
+class Checkout:
+    """A folder with the set-up in it, and a PATH of its own that holds one stand-in Python."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bin = root / "bin"
+        self.bin.mkdir()
+        for tool in TOOLS:
+            if found := shutil.which(tool):
+                (self.bin / tool).symlink_to(found)
+        self.python = self.bin / "python3.11"
+        self.python.write_text(STAND_IN)
+        self.python.chmod(0o755)
+        (root / "scripts").mkdir()
+        for name in ("scripts/setup.sh", "Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, root / name)
+
+    def run(self, *command: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        """Run ``command`` (default: the set-up) here, under ``env`` and this folder's PATH only."""
+        return subprocess.run(
+            command or ("scripts/setup.sh",),
+            cwd=self.root,
+            env={"PATH": str(self.bin), "KVLAB_MIN_FREE_MB": "1", **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def pip_calls(self) -> list[str]:
+        """The command lines that pip was called with so far."""
+        calls = self.root / "calls"
+        return calls.read_text().splitlines() if calls.exists() else []
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_torch_is_installed_first_and_all_of_it_under_the_pins(checkout: Checkout) -> None:
+    done = checkout.run()
+    assert done.returncode == 0, done.stderr
+    first, second = checkout.pip_calls()
+    assert first.endswith("-c constraints.txt torch")
+    assert second.endswith("-c constraints.txt -e .[dev]")
+
+
+def test_a_second_run_installs_nothing_even_when_the_files_look_newer(checkout: Checkout) -> None:
+    checkout.run()
+    before = checkout.pip_calls()
+    (checkout.root / "pyproject.toml").touch()
+    (checkout.root / "constraints.txt").touch()
+    assert checkout.run().stdout == ""
+    assert checkout.pip_calls() == before
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_a_changed_pin_brings_the_environment_up_to_date_in_place(
+    checkout: Checkout, name: str
+) -> None:
+    checkout.run()
+    kept = checkout.root / ".venv/kept"
+    kept.touch()
+    with (checkout.root / name).open("a") as file:
+        file.write("# changed\n")
+    assert "the pins changed" in checkout.run().stdout
+    assert len(checkout.pip_calls()) == 4
+    assert kept.exists()
+    assert checkout.run().stdout == ""
+
+
+def test_a_moved_checkout_is_set_up_again(checkout: Checkout) -> None:
+    checkout.run()
+    moved = checkout.root / "moved"
+    moved.mkdir()
+    for name in ("scripts", "pyproject.toml", "constraints.txt", ".venv"):
+        (checkout.root / name).rename(moved / name)
+    assert checkout.run("moved/scripts/setup.sh").stdout != ""
+
+
+def test_an_interrupted_set_up_starts_again_from_an_empty_folder(checkout: Checkout) -> None:
+    assert checkout.run(PIP_KILLS="yes").returncode != 0
+    half = checkout.root / ".venv/half-installed"
+    half.touch()
+    assert "is ready" in checkout.run().stdout
+    assert not half.exists()
+
+
+def test_an_update_that_is_interrupted_starts_again_from_an_empty_folder(
+    checkout: Checkout,
+) -> None:
+    checkout.run()
+    (checkout.root / "constraints.txt").write_text("torch==2.9.0\n")
+    assert checkout.run(PIP_KILLS="yes").returncode != 0
+    assert "setting up" in checkout.run().stdout
+
+
+def test_an_update_that_pip_refuses_is_tried_again_in_place(checkout: Checkout) -> None:
+    checkout.run()
+    (checkout.root / "constraints.txt").write_text("torch==2.9.0\n")
+    assert checkout.run(PIP_EXIT="1").returncode == 1
+    assert "the pins changed" in checkout.run().stdout
+
+
+def test_a_folder_that_somebody_else_made_is_left_alone(checkout: Checkout) -> None:
+    precious = checkout.root / "mine/precious"
+    precious.parent.mkdir()
+    precious.touch()
+    refused = checkout.run(VENV="mine")
+    assert refused.returncode == 1
+    assert "mine was not made by this set-up and is left alone" in refused.stderr
+    assert precious.exists()
+
+
+def last_sentence(failed: "subprocess.CompletedProcess[str]") -> str:
+    """The last line on standard error of a set-up that failed, without its ``kvlab: ``."""
+    assert failed.returncode != 0
+    assert not (failed.stdout + failed.stderr).count("Traceback")
+    last = failed.stderr.splitlines()[-1]
+    assert last.startswith("kvlab: ")
+    return last.removeprefix("kvlab: ")
+
+
+def test_without_python_it_says_which_one_to_install(checkout: Checkout) -> None:
+    checkout.python.unlink()
+    sentence = last_sentence(checkout.run())
+    assert sentence.startswith("no Python 3.11 or newer with venv was found")
+    assert "python3-venv" in sentence
+    assert "PYTHON=" in sentence
+
+
+def test_a_python_that_is_too_old_is_not_taken(checkout: Checkout) -> None:
+    checkout.python.write_text('#!/usr/bin/env bash\nif [ "$1" = -c ]; then exit 1; fi\n')
+    sentence = last_sentence(checkout.run(PYTHON="python3.11"))
+    assert "looked for: python3.11)" in sentence
+
+
+def test_on_a_full_disk_it_says_how_much_is_needed_and_installs_nothing(
+    checkout: Checkout,
+) -> None:
+    sentence = last_sentence(checkout.run(KVLAB_MIN_FREE_MB="999999999"))
+    assert sentence.startswith("the disk is too full: set-up needs 999999999 MB")
+    assert "VENV=" in sentence
+    assert checkout.pip_calls() == []
+
+
+def test_a_disk_that_fills_up_on_the_way_is_told_from_other_failures(checkout: Checkout) -> None:
+    said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device"
+    failed = checkout.run(PIP_EXIT="1", PIP_SAYS=said)
+    assert last_sentence(failed).startswith("the disk is full: pip could not write torch")
+    assert said in failed.stderr
+
+
+def test_a_pin_that_cannot_be_met_shows_what_pip_said(checkout: Checkout) -> None:
+    failed = checkout.run(PIP_EXIT="1", PIP_SAYS="ERROR: No matching distribution found for torch")
+    assert last_sentence(failed).startswith("pip could not install torch: read the lines above")
+    assert "No matching distribution" in failed.stderr
+    assert "No matching distribution" in (checkout.root / "build/setup.log").read_text()
+
+
+def test_without_a_network_it_says_so(checkout: Checkout) -> None:
+    failed = checkout.run(
+        PYTHON=sys.executable,
+        PIP_CONFIG_FILE=os.devnull,
+        PIP_INDEX_URL="http://127.0.0.1:9/",
+        PIP_RETRIES="1",
+    )
+    sentence = last_sentence(failed)
+    assert sentence.startswith("no network: pip could not reach its package index for torch")
+    assert "PIP_INDEX_URL" in sentence
+
+
+@pytest.mark.parametrize("target", ["report", "test", "lab", "bench", "check", "format"])
+def test_every_target_sets_up_first_and_stops_when_that_fails(
+    checkout: Checkout, target: str
+) -> None:
+    failed = checkout.run("make", target, KVLAB_MIN_FREE_MB="999999999")
+    assert failed.returncode != 0
+    assert "the disk is too full" in failed.stderr
+    assert failed.stdout == ""
+
+
+def test_an_interpreter_of_ones_own_is_used_as_it_is(checkout: Checkout) -> None:
+    done = checkout.run("make", "setup", KVLAB_PYTHON=sys.executable)
+    assert done.returncode == 0
+    assert not (checkout.root / ".venv").exists()
+
+
+def test_make_alone_lists_the_targets(checkout: Checkout) -> None:
+    listed = checkout.run("make").stdout
+    for target in ("report", "test", "lab", "bench", "check", "format", "clean", "help"):
+        assert f"make {target} " in listed
