@@ -14,17 +14,19 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, LayoutError
 from kvlab.index.layout import require_int, require_rank
-from kvlab.index.localize import localize_strided, owned_elements
-from kvlab.index.spaces import as_ids
+from kvlab.index.localize import localize_strided, owned_elements, refuse_negative
+from kvlab.index.spaces import as_id_tensor, as_ids, require_within
 
 
 def maybe_dcp_kernel_indices(ids: Tensor, dcp_size: int, dcp_rank: int) -> Tensor:
     """``localize_strided`` of a run from position 0, under the upstream name.
 
-    dcp_size 1 returns the same object. Unlike upstream, a list that is not a sequence of pages
-    from their first slot is refused. Source: ``layers/dcp/layout.py``, SGLang PR 39487.
+    dcp_size 1 returns the same object, holes and all. Unlike upstream, a list that is not a
+    sequence of pages from their first slot is refused. Source: ``layers/dcp/layout.py``, SGLang
+    PR 39487.
     """
     require_rank(dcp_size, dcp_rank)
+    as_ids(ids, "ids")  # at dcp_size 1 too, where rows given for slots would do no harm yet
     return ids if dcp_size == 1 else localize_strided(ids, dcp_size, dcp_rank)
 
 
@@ -72,6 +74,7 @@ def dcp_local_kv_block_table(loc_rows: Tensor, page_size: int, dcp_size: int) ->
     The same on every rank. Holes (-1) stay -1. Source: upstream function of this name.
     """
     require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
+    require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
     return _page_heads(loc_rows, page_size * dcp_size)
 
 
@@ -80,6 +83,7 @@ def dcp_indexer_block_table(loc_rows: Tensor, page_size: int) -> Tensor:
 
     Its buffer holds every slot on every rank, so a page is ``page_size`` slots, not W.
     """
+    require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
     return _page_heads(loc_rows, page_size)
 
 
@@ -87,8 +91,10 @@ def expand_kernel_blocks(blocks: Tensor, block_size: int, kernel_block: int) -> 
     """Block ids for a kernel with smaller blocks: block b becomes ``b*k .. b*k+k-1``.
 
     Ownership is decided with the manager's block *before* this expansion (vLLM PR 51031); only the
-    division of a row into kernel block and offset may come after it.
+    division of a row into kernel block and offset may come after it. A hole (-1) becomes k holes.
+    Errors: LayoutError when the kernel's block does not divide the manager's.
     """
+    require_int("block_size", block_size, 1, "rows of one block of the manager")
     require_int("kernel_block", kernel_block, 1, "rows of one kernel block")
     if block_size % kernel_block:
         raise LayoutError(
@@ -96,19 +102,28 @@ def expand_kernel_blocks(blocks: Tensor, block_size: int, kernel_block: int) -> 
             f"block_size={block_size}"
         )
     per = block_size // kernel_block
-    return (as_ids(blocks, "blocks")[:, None] * per + torch.arange(per)).reshape(-1)
+    wide = as_ids(blocks, "blocks")[:, None]
+    inner = torch.arange(per, device=wide.device)
+    return torch.where(wide < 0, -1, wide * per + inner).reshape(-1)
 
 
 def slots_of_blocks(blocks: Tensor, widened_page_size: int, tokens: int) -> Tensor:
-    """The slots of positions ``0 .. tokens-1`` of a block table: int64 ``(tokens,)``."""
+    """The slots of positions ``0 .. tokens-1`` of a block table: int64 ``(tokens,)``.
+
+    Errors: LayoutError for more tokens than the table has room for; IndexSpaceError for a hole (-1)
+    among the blocks that hold them.
+    """
     require_int("widened_page_size", widened_page_size, 1, "slots of one block over all ranks")
+    require_int("tokens", tokens, 0, "a token count")
     blocks = as_ids(blocks, "blocks")
     if not 0 <= tokens <= len(blocks) * widened_page_size:
         raise LayoutError(
             f"tokens must fit the table: got {tokens} for {len(blocks)} blocks of "
             f"{widened_page_size}"
         )
-    at = torch.arange(tokens)
+    used = blocks[: -(-tokens // widened_page_size)]
+    require_within(used, 0, 2**63 // widened_page_size, "block", "a hole (-1) holds no token")
+    at = torch.arange(tokens, device=blocks.device)
     return blocks[at // widened_page_size] * widened_page_size + at % widened_page_size
 
 
@@ -116,14 +131,18 @@ def require_paired(device_ids: Tensor, host_ids: Tensor, dcp_size: int) -> None:
     """Raise unless two slot lists of one run have equal owners element by element.
 
     Host and device choose their rows independently; a token's two rows are on one rank only if
-    both slots have the same residue. Errors: IndexSpaceError with the first pair that differs.
+    both slots have the same residue. Errors: IndexSpaceError with the first pair that differs, and
+    for a hole (-1), which would pair with the last rank.
     """
+    require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
     device, host = as_ids(device_ids, "device_ids"), as_ids(host_ids, "host_ids")
     if len(device) != len(host):
         raise IndexSpaceError(
             f"both lists must name the same tokens: got {len(device)} device ids and "
             f"{len(host)} host ids"
         )
+    refuse_negative(device)
+    refuse_negative(host)
     bad = torch.nonzero(device % dcp_size != host % dcp_size).flatten()
     if len(bad):
         at = int(bad[0])
@@ -136,12 +155,12 @@ def require_paired(device_ids: Tensor, host_ids: Tensor, dcp_size: int) -> None:
 
 
 def _page_heads(loc_rows: Tensor, slots_per_page: int) -> Tensor:
-    require_int("slots_per_page", slots_per_page, 1, "slots of one page")
+    loc_rows = as_id_tensor(loc_rows, "loc_rows")
     if loc_rows.dim() != 2:
         raise IndexSpaceError(
             f"loc_rows must have shape (batch, columns), got {tuple(loc_rows.shape)}"
         )
-    heads = loc_rows[:, ::slots_per_page].to(torch.int64)
+    heads = loc_rows[:, ::slots_per_page]
     bad = torch.nonzero((heads >= 0) & (heads % slots_per_page != 0))
     if len(bad):
         i, j = (int(x) for x in bad[0])

@@ -11,9 +11,9 @@ so an untested hole looks like a token of the last rank in the last row of the b
 import torch
 from torch import Tensor
 
-from kvlab.index.layout import require_int, require_rank
+from kvlab.index.layout import require_int, require_rank, require_turn
 from kvlab.index.localize import owned_elements
-from kvlab.index.spaces import as_ids
+from kvlab.index.spaces import as_id_tensor, as_ids
 
 
 def localize_fixed_shape(
@@ -25,7 +25,8 @@ def localize_fixed_shape(
     ``localize_dcp_indices`` upstream.
     """
     require_rank(dcp_size, dcp_rank)
-    require_int("interleave", interleave, 1, "slots stored in turn by one rank")
+    require_turn(dcp_size, interleave)
+    require_int("hole", hole, -1, "a hole (-1) or a row of the padding page")
     ids = as_ids(ids, "ids")
     owned = (ids >= 0) & (ids // interleave % dcp_size == dcp_rank)
     rows = ids // (dcp_size * interleave) * interleave + ids % interleave
@@ -58,7 +59,7 @@ def remap_dcp_local_topk_indices(topk: Tensor, dcp_size: int, dcp_rank: int) -> 
     sort: the float32 key used elsewhere is exact only below 2**24 ids.
     """
     require_rank(dcp_size, dcp_rank)
-    shape = topk.shape
-    rows = localize_fixed_shape(topk.reshape(-1), dcp_size, dcp_rank).reshape(shape)
+    topk = as_id_tensor(topk, "topk")
+    rows = localize_fixed_shape(topk.reshape(-1), dcp_size, dcp_rank).reshape(topk.shape)
     order = torch.sort((rows < 0).to(torch.int8), dim=-1, stable=True).indices
     return torch.gather(rows, -1, order)

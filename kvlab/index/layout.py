@@ -16,18 +16,52 @@ Source: ``mechanics`` of SGLang's paged allocator under DCP (its page is ``page_
 and SGLang's kv-shard placement (``interleave = page_size``).
 """
 
+import operator
 from dataclasses import dataclass
 
 from kvlab.errors import IndexSpaceError, LayoutError
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
-    """Return ``value`` as an int of at least ``low``, or raise LayoutError naming the rule."""
+    """Return ``value`` as an int of at least ``low``, or raise LayoutError naming the rule.
+
+    Only Python's int, not NumPy's: a product of sizes must not wrap. At most ``2**63 - 1``, since
+    sizes meet ids in int64 tensors.
+    """
     if isinstance(value, bool) or not isinstance(value, int):
-        raise LayoutError(f"{name} must be an int: {rule}; got {value!r} ({type(value).__name__})")
+        raise LayoutError(
+            f"{name} must be an int: {rule}; got {value!r} ({type(value).__name__}); "
+            f"pass a Python int"
+        )
     if value < low:
         raise LayoutError(f"{name} must be at least {low}: {rule}; got {name}={value}")
+    if value >= 2**63:
+        raise LayoutError(f"{name} must fit int64, at most {2**63 - 1}: {rule}; got {name}={value}")
     return value
+
+
+def require_turn(dcp_size: int, interleave: int) -> int:
+    """The slots of one turn over all ranks, ``dcp_size * interleave``. Errors: LayoutError."""
+    require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
+    require_int("interleave", interleave, 1, "slots stored in turn by one rank")
+    return require_int(
+        "dcp_size * interleave", dcp_size * interleave, 1, "the slots of one turn over all ranks"
+    )
+
+
+def require_index(name: str, value: object) -> int:
+    """Return one id, position or page number as a Python int, from NumPy's or a 0-d tensor too.
+
+    Errors: IndexSpaceError for a float, a bool, or anything else that Python takes for no index.
+    """
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise IndexSpaceError(
+            f"{name} must be an int: got {value!r} ({type(value).__name__}); pass a whole number"
+        ) from None
 
 
 def require_rank(dcp_size: int, dcp_rank: int) -> None:
@@ -114,23 +148,31 @@ class DcpLayout:
         return self.num_pages * self.widened_page_size
 
     def bytes_per_rank(self, row_bytes: int, layers: int = 1) -> int:
-        """Bytes of one rank's buffers: every row of every layer, padding page included."""
+        """Bytes of one rank's buffers: every row of every layer, padding page included.
+
+        Errors: LayoutError for a row of no bytes or a model of no layers.
+        """
+        require_int("row_bytes", row_bytes, 1, "bytes of one row of one layer")
+        require_int("layers", layers, 1, "layers that keep such a row")
         return self.rows_per_rank * row_bytes * layers
 
     def owner(self, slot: int) -> int:
         """The rank that stores ``slot``. Errors: IndexSpaceError outside [0, slot_end)."""
-        self._check_slot(slot)
-        return slot // self.interleave % self.dcp_size
+        return self._checked_slot(slot) // self.interleave % self.dcp_size
 
     def row(self, slot: int) -> int:
         """The row of ``slot`` in its owner's buffer. Errors: IndexSpaceError out of bounds."""
-        self._check_slot(slot)
+        slot = self._checked_slot(slot)
         turn = self.dcp_size * self.interleave
         return slot // turn * self.interleave + slot % self.interleave
 
     def slot(self, rank: int, row: int) -> int:
-        """The slot that ``rank`` stores in ``row``: the inverse of ``owner`` and ``row``."""
+        """The slot that ``rank`` stores in ``row``: the inverse of ``owner`` and ``row``.
+
+        Errors: IndexSpaceError for a row outside [0, row_end), LayoutError for a bad rank.
+        """
         require_rank(self.dcp_size, rank)
+        row = require_index("row", row)
         if not 0 <= row < self.row_end:
             raise IndexSpaceError(
                 f"row must lie in [0, {self.row_end}): got row {row}; "
@@ -140,12 +182,18 @@ class DcpLayout:
         return (turn * self.dcp_size + rank) * self.interleave + within
 
     def pages_for(self, tokens: int) -> int:
-        """Allocator pages that ``tokens`` consecutive positions from position 0 need."""
+        """Allocator pages that ``tokens`` consecutive positions from position 0 need.
+
+        Errors: LayoutError for a negative count.
+        """
+        require_int("tokens", tokens, 0, "a token count")
         return -(-tokens // self.widened_page_size)
 
-    def _check_slot(self, slot: int) -> None:
+    def _checked_slot(self, slot: int) -> int:
+        slot = require_index("widened slot", slot)
         if not 0 <= slot < self.slot_end:
             raise IndexSpaceError(
                 f"widened slot must lie in [0, {self.slot_end}): got {slot} "
                 f"(num_pages={self.num_pages}, W={self.widened_page_size})"
             )
+        return slot

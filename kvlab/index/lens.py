@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import LayoutError
-from kvlab.index.layout import require_int, require_rank
+from kvlab.index.layout import require_int, require_rank, require_turn
 
 
 def get_dcp_lens(
@@ -30,13 +30,20 @@ def get_dcp_lens(
         interleave: positions stored in turn by one rank.
 
     Sums to ``lens`` over the ranks. dcp_size 1 returns ``lens`` itself. Errors: LayoutError for a
-    negative length or start, a bad rank or interleave. Source: upstream function of this name.
+    negative length or start, a start of another shape, a bad rank or interleave. Source: upstream
+    function of this name.
     """
     require_rank(dcp_size, dcp_rank)
-    require_int("interleave", interleave, 1, "positions stored in turn by one rank")
+    require_turn(dcp_size, interleave)
     _require_counts("lens", lens)
     if start is not None:
         _require_counts("start", start)
+        pairs = zip(reversed(start.shape), reversed(lens.shape), strict=False)
+        if start.dim() > lens.dim() or any(s not in (1, n) for s, n in pairs):
+            raise LayoutError(
+                f"start must have the shape of lens, or broadcast to it: got start "
+                f"{tuple(start.shape)}, lens {tuple(lens.shape)}"
+            )
     if dcp_size == 1:
         return lens
     if start is None:
@@ -53,10 +60,12 @@ def get_dcp_chunk_lens(
     """Tokens of each chunk on each rank, int64 ``(chunks, dcp_size)``.
 
     ``chunk_tokens`` positions a chunk, the last one ragged. Over the chunks a column sums to the
-    rank's ``get_dcp_lens`` of the whole, over the ranks a row sums to the chunk's length.
+    rank's ``get_dcp_lens`` of the whole, over the ranks a row sums to the chunk's length. No tokens
+    are one chunk of none.
     """
     require_int("tokens", tokens, 0, "a token count")
     require_int("chunk_tokens", chunk_tokens, 1, "positions of one chunk")
+    require_turn(dcp_size, interleave)
     start = torch.arange(0, max(tokens, 1), chunk_tokens)
     lens = torch.clamp(tokens - start, max=chunk_tokens)
     ranks = range(dcp_size)
@@ -84,6 +93,12 @@ def _before(end: Tensor, dcp_size: int, dcp_rank: int, interleave: int) -> Tenso
 
 
 def _require_counts(name: str, values: Tensor) -> None:
+    given: object = values
+    if not isinstance(given, Tensor):
+        raise LayoutError(
+            f"{name} must be an int64 tensor of token counts, got {type(given).__name__}; "
+            f"use torch.tensor(..., dtype=torch.int64)"
+        )
     if values.dtype not in (torch.int64, torch.int32):
         raise LayoutError(f"{name} must be int64 or int32 token counts, got {values.dtype}")
     if values.numel() and int(values.min()) < 0:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
-from kvlab.index.layout import DcpLayout, require_int, require_rank
+from kvlab.index.layout import DcpLayout, require_int, require_rank, require_turn
 from kvlab.index.spaces import (
     PhysicalRows,
     WidenedSlots,
@@ -55,7 +55,8 @@ def slot_of(rows: Tensor, dcp_size: int, dcp_rank: int, interleave: int = 1) -> 
     """The slot that ``dcp_rank`` stores in each row, int64 ``(n,)``: inverse of owner and row."""
     require_rank(dcp_size, dcp_rank)
     rows = _checked_ids(rows, dcp_size, interleave)
-    require_within(rows, 0, 2**63 // (dcp_size * interleave), "row", "such a slot exceeds int64")
+    end = 2**63 // (dcp_size * interleave) * interleave
+    require_within(rows, 0, end, "row", "such a slot exceeds int64")
     return (rows // interleave * dcp_size + dcp_rank) * interleave + rows % interleave
 
 
@@ -73,7 +74,7 @@ def owned_elements(ids: Tensor, dcp_size: int, dcp_rank: int, interleave: int = 
     """The elements of ``ids`` that ``dcp_rank`` stores: int64 ``(m,)``, ascending."""
     require_rank(dcp_size, dcp_rank)
     ids = _checked_ids(ids, dcp_size, interleave)
-    _refuse_negative(ids)
+    refuse_negative(ids)
     return torch.nonzero(ids // interleave % dcp_size == dcp_rank).flatten()
 
 
@@ -105,10 +106,12 @@ def run_is_aligned(ids: Tensor, dcp_size: int, start: int = 0) -> bool:
     Three ways to the same answer. On CPU, for a power-of-two c: OR and AND over lines that are a
     multiple of c long agree with the position's low bits exactly when every id does; two reads
     and no temporary. For another c: ids rise by one but at page breaks, so it is enough to look
-    at the first id of each piece. On CUDA: ``(ids - position) % c``, which is what it says, and
-    on CPU costs ten times as much.
+    at the ends of each piece. On CUDA: ``(ids - position) % c``, which is what it says, and
+    on CPU costs ten times as much. Errors: IndexSpaceError for other than int64 or int32 ``(n,)``.
     """
     require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
+    require_int("start", start, 0, "the position of ids[0]")
+    ids = as_ids(ids, "ids")
     n = ids.numel()
     if n == 0 or dcp_size == 1:
         return n == 0 or int(ids.min()) >= 0
@@ -117,9 +120,13 @@ def run_is_aligned(ids: Tensor, dcp_size: int, start: int = 0) -> bool:
         return bool(((ids >= 0) & ((ids - want) % dcp_size == 0)).all())
     flat = ids.contiguous().numpy()
     if dcp_size & (dcp_size - 1) or dcp_size > _LINE:
-        heads = np.concatenate(([0], np.flatnonzero(np.diff(flat) != 1) + 1))
+        breaks = np.flatnonzero(np.diff(flat) != 1)
+        heads = np.concatenate(([0], breaks + 1))
         pieces = flat[heads]
-        return bool(pieces.min() >= 0 and ((pieces - heads - start) % dcp_size == 0).all())
+        # The last ids too: past 2**63 - 1 a piece wraps into the negative, still rising by one.
+        if pieces.min() < 0 or flat[-1] < 0 or (breaks.size and flat[breaks].min() < 0):
+            return False
+        return bool(((pieces - heads - start % dcp_size) % dcp_size == 0).all())
     width = min(_LINE, n + -n % dcp_size)
     whole = n // width * width
     want_bits = _low_bits(dcp_size, start % dcp_size)
@@ -148,8 +155,9 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
     Uses the stride when slot and position agree about the owner (verified), else the mask: a run
     taken from the middle of a page, or several ragged runs joined, is handled right.
 
-    Errors: IndexSpaceError for PhysicalRows (they are localized already), for a slot in the
-    padding page, for a slot past the layout; LayoutError for a rank outside the layout.
+    Errors: IndexSpaceError for PhysicalRows (they are localized already), for a negative slot, for
+    a slot of this rank in the padding page or past the layout (each rank looks at its own slots:
+    an id is in bounds when every rank says so); LayoutError for a rank outside the layout.
     """
     given: object = slots
     if isinstance(given, PhysicalRows):
@@ -165,7 +173,7 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
         rows = _take(ids, c, rank, slots.start)
         source = torch.arange((rank - slots.start) % c, len(ids), c, device=ids.device)
     else:
-        _refuse_negative(ids)
+        refuse_negative(ids)
         source = owned_elements(ids, c, rank, layout.interleave)
         rows = _divide(ids[source], c, layout.interleave)
     if rows.numel():
@@ -197,12 +205,12 @@ def _divide(ids: Tensor, dcp_size: int, interleave: int) -> Tensor:
 
 
 def _checked_ids(ids: Tensor, dcp_size: int, interleave: int) -> Tensor:
-    require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
-    require_int("interleave", interleave, 1, "slots stored in turn by one rank")
+    require_turn(dcp_size, interleave)
     return as_ids(ids, "ids")
 
 
-def _refuse_negative(ids: Tensor) -> None:
+def refuse_negative(ids: Tensor) -> None:
+    """Raise IndexSpaceError for a negative id: a hole has no owner (package-internal)."""
     if ids.numel() and int(ids.min()) < 0:
         at = int(torch.nonzero(ids < 0)[0])
         raise IndexSpaceError(
@@ -213,7 +221,7 @@ def _refuse_negative(ids: Tensor) -> None:
 
 
 def _refuse_misaligned(ids: Tensor, dcp_size: int, start: int) -> None:
-    _refuse_negative(ids)
+    refuse_negative(ids)
     want = torch.arange(start % dcp_size, start % dcp_size + len(ids), device=ids.device) % dcp_size
     at = int(torch.nonzero(ids % dcp_size != want)[0])
     raise IndexSpaceError(

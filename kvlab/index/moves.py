@@ -63,9 +63,11 @@ def localize_virtual(
 
 def look_up_rows(rows: Tensor, v2p: Tensor, page_size: int) -> Tensor:
     """Physical rows of virtual rows (already sharded): ``v2p[row // P] * P + row % P``."""
+    require_int("page_size", page_size, 1, "rows of one page")
+    rows, v2p = as_ids(rows, "virtual rows"), as_ids(v2p, "v2p")
     end = len(v2p) * page_size
     require_within(rows, 0, end, "virtual row", "its page is not in the page table")
-    page = v2p.to(torch.int64)[torch.div(rows, page_size, rounding_mode="floor")]
+    page = v2p[torch.div(rows, page_size, rounding_mode="floor")]
     if page.numel() and int(page.min()) < 0:
         at = int(torch.nonzero(page < 0)[0])
         raise IndexSpaceError(

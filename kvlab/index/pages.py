@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvlab.errors import CapacityError, IndexSpaceError
-from kvlab.index.layout import DcpLayout, require_int
+from kvlab.index.layout import DcpLayout, require_index, require_int
 
 Range = tuple[int, int]
 
@@ -22,7 +22,8 @@ def merge_touching(ranges: Sequence[Range]) -> list[Range]:
     Errors: IndexSpaceError for a range that ends before it begins, or for two that overlap.
     """
     merged: list[Range] = []
-    for begin, end in sorted(ranges):
+    exact = [(require_index("begin", b), require_index("end", e)) for b, e in ranges]
+    for begin, end in sorted(exact):
         if begin < 0 or end < begin:
             raise IndexSpaceError(
                 f"a range must be [begin, end) with 0 <= begin <= end: got [{begin}, {end})"
@@ -78,10 +79,12 @@ def replicated_rows(layout: DcpLayout) -> int:
 def layout_for_rows(rows_per_rank: int, dcp_size: int, page_size: int) -> DcpLayout:
     """The layout of a row budget: whole pages first, then times the ranks.
 
+    ``rows_per_rank`` is what can be handed out; the padding page comes on top of it.
     100 rows a rank with pages of 32 are 3 pages, so 96 rows, so 384 tokens at dcp_size 4, not 400.
     Errors: CapacityError when not one page fits.
     """
     require_int("page_size", page_size, 1, "rows of one page")
+    require_int("rows_per_rank", rows_per_rank, 0, "a budget in whole rows")
     if rows_per_rank < page_size:
         raise CapacityError(
             f"a pool needs at least one page: got {rows_per_rank} rows a rank, page_size "
@@ -122,6 +125,7 @@ def raw_use_of_page(layout: DcpLayout, page: int) -> str:
 
     Silent: every slot is below the row bound, so the wrong rows are read without an error.
     """
+    page = require_index("page", page)
     if not 1 <= page <= layout.num_pages:
         raise IndexSpaceError(
             f"page must lie in [1, {layout.num_pages}]: got {page}; page 0 is the padding page"
@@ -137,8 +141,9 @@ def raw_use_census(layout: DcpLayout) -> RawUse:
 
     dcp_size 1 makes every page silent in name only: there slot and row are the same number.
     """
-    whole = min(layout.row_end // layout.widened_page_size, layout.num_pages + 1)
-    silent = whole - 1
-    inside = layout.row_end % layout.widened_page_size
-    straddling = 1 if inside and whole <= layout.num_pages else 0
+    whole, broken = divmod(layout.row_end, layout.widened_page_size)
+    # Page 0 is counted among the whole ones, or, in a pool of fewer pages than ranks, is the
+    # broken one itself: no page that was handed out is then in range at all.
+    silent = max(whole - 1, 0)
+    straddling = 1 if broken and 1 <= whole <= layout.num_pages else 0
     return RawUse(silent, straddling, layout.num_pages - silent - straddling)

@@ -10,7 +10,7 @@ elements 0 and 2 of the run (``source``).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,11 +22,21 @@ _FROM_LOCALIZE = object()
 
 
 def as_ids(ids: object, what: str) -> Tensor:
-    """Return ``ids`` as a contiguous int64 ``(n,)`` tensor, on its own device.
+    """Return ``ids`` as an int64 ``(n,)`` tensor, on its own device; int64 is not copied.
 
     int32 ids are widened first, so that no later product can wrap. Errors: IndexSpaceError for
     anything else than a 1-D tensor of int32 or int64, and for a wrapper of another space.
     """
+    found = as_id_tensor(ids, what)
+    if found.dim() != 1:
+        raise IndexSpaceError(
+            f"{what} must have shape (n,), got {tuple(found.shape)}; flatten one request at a time"
+        )
+    return found
+
+
+def as_id_tensor(ids: object, what: str) -> Tensor:
+    """Like ``as_ids``, for ids of any shape (tables, top-k lists)."""
     if isinstance(ids, PhysicalRows):
         raise IndexSpaceError(
             f"{what} must be raw ids, got PhysicalRows of rank {ids.rank}: they are localized "
@@ -42,14 +52,12 @@ def as_ids(ids: object, what: str) -> Tensor:
             f"{what} must be an int64 tensor of shape (n,), got {type(ids).__name__}; "
             f"use torch.tensor(..., dtype=torch.int64)"
         )
+    if ids.layout != torch.strided:
+        raise IndexSpaceError(f"{what} must be a dense tensor, got {ids.layout}; use .to_dense()")
     if ids.dtype not in (torch.int64, torch.int32):
         raise IndexSpaceError(
             f"{what} must be int64 or int32, got {ids.dtype}: a float id is exact only below 2**24 "
             f"(float32); use ids.to(torch.int64)"
-        )
-    if ids.dim() != 1:
-        raise IndexSpaceError(
-            f"{what} must have shape (n,), got {tuple(ids.shape)}; flatten one request at a time"
         )
     return ids.to(torch.int64)
 
@@ -64,11 +72,13 @@ class WidenedSlots:
     """The slots of consecutive positions ``start .. start+n-1`` of one request.
 
     Args:
-        ids: int64 ``(n,)`` (int32 is widened); as read from ``req_to_token``.
+        ids: int64 ``(n,)`` (int32 is widened); as read from ``req_to_token``. int64 ids are not
+            copied, so a later write to them is a write to these slots.
         start: position of ``ids[0]`` in the request, unit tokens.
 
     Not an index: ``pool.kv[slots]`` is refused. Call ``localize(slots, layout, rank)``.
-    Errors: IndexSpaceError for a wrong dtype or shape, a negative id or a negative start.
+    Errors: IndexSpaceError for a wrong dtype or shape, or a negative start. The values of the ids
+    are looked at by ``localize``, where the bounds are known.
     """
 
     ids: Tensor
@@ -77,10 +87,11 @@ class WidenedSlots:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", as_ids(self.ids, "WidenedSlots.ids"))
-        if isinstance(self.start, bool) or not isinstance(self.start, int) or self.start < 0:
+        start: object = self.start
+        if isinstance(start, bool) or not isinstance(start, int) or not 0 <= start < 2**63:
             raise IndexSpaceError(
-                f"start must be the position of the first id, an int of at least 0: "
-                f"got {self.start!r}"
+                f"start must be the position of the first id, a Python int in [0, 2**63): "
+                f"got {start!r} ({type(start).__name__})"
             )
 
     def __len__(self) -> int:
@@ -101,10 +112,14 @@ class WidenedSlots:
     def agrees_with_positions(
         self, dcp_size: int, verify: Callable[[Tensor, int, int], bool]
     ) -> bool:
-        """``verify(ids, dcp_size, start)``, remembered until the ids are written in place.
+        """``verify(ids, dcp_size, start)``, remembered until torch writes to the ids in place.
 
         The c ranks of one process localize the same run; it is looked through once, not c times.
+        Tensors made under ``torch.inference_mode`` do not count their writes and are looked
+        through each time. A write that torch does not see (through NumPy) is not seen here.
         """
+        if self.ids.is_inference():
+            return verify(self.ids, dcp_size, self.start)
         version = self.ids._version
         known = self._verified.get(dcp_size)
         if known is None or known[0] != version:
@@ -127,17 +142,18 @@ class PhysicalRows:
 
     ``ids`` int64 ``(m,)`` rows; ``source`` int64 ``(m,)`` elements of the slot run; ``rank`` the
     only rank whose pool takes them; ``layout`` the layout they were made for. Made by
-    ``localize``, by a pool whose table holds rows already, or by ``assume_physical``.
+    ``localize``, by a pool whose table holds rows already, or by ``assume_physical``; a changed
+    copy (``dataclasses.replace``) is refused as raw ids are.
     """
 
     ids: Tensor
     source: Tensor
     rank: int
     layout: DcpLayout
-    _made_by: object = field(default=None, repr=False)
+    _made_by: InitVar[object] = None
 
-    def __post_init__(self) -> None:
-        if self._made_by is not _FROM_LOCALIZE:
+    def __post_init__(self, _made_by: object) -> None:
+        if _made_by is not _FROM_LOCALIZE:
             raise IndexSpaceError(
                 "PhysicalRows cannot be built from raw ids: nothing shows that they were "
                 "localized. Call localize(slots, layout, rank), or, where ids are known to be "
