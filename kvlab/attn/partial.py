@@ -20,13 +20,22 @@ from kvlab.errors import IndexSpaceError
 class Partial:
     """``out`` ``(..., d)`` and ``lse`` ``(...)`` in nats, of one rank's keys.
 
-    Errors: IndexSpaceError when ``lse`` has not the shape of ``out`` without its last axis.
+    Errors: IndexSpaceError when ``lse`` has not the shape of ``out`` without its last axis, or when
+    one of them is not a tensor of floats.
     """
 
     out: Tensor
     lse: Tensor
 
     def __post_init__(self) -> None:
+        for name, given in (("out", self.out), ("lse", self.lse)):
+            found: object = given
+            if not isinstance(found, Tensor) or not found.is_floating_point():
+                kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+                raise IndexSpaceError(
+                    f"{name} must be a tensor of floats, got {kind}; attention outputs and their "
+                    f"lse are neither ids nor counts"
+                )
         if self.out.dim() == 0 or self.out.shape[:-1] != self.lse.shape:
             raise IndexSpaceError(
                 f"lse must have the shape of out without its last axis: got out "
@@ -48,7 +57,7 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
     """Merge the ranks' partials; computed in float32 (float64 stays), cast back to ``out``'s type.
 
     All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
-    rounding. Errors: IndexSpaceError for no partials or unequal shapes.
+    rounding. Errors: IndexSpaceError for no partials, unequal shapes, or ``out`` of unequal types.
     """
     if not partials:
         raise IndexSpaceError("merge_partials needs at least one partial: got an empty sequence")
@@ -56,6 +65,11 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
     if len(shapes) > 1:
         raise IndexSpaceError(f"partials must have one shape: got {sorted(shapes)}")
     kind = partials[0].out.dtype
+    if any(p.out.dtype != kind for p in partials):
+        raise IndexSpaceError(
+            f"partials must have one dtype of out, or the result would depend on their order: got "
+            f"{[str(p.out.dtype) for p in partials]}; cast them first"
+        )
     wide = torch.float64 if kind == torch.float64 else torch.float32
     lse = torch.stack([p.lse.to(wide) for p in partials])
     lse = torch.where(torch.isnan(lse) | (lse == math.inf), -math.inf, lse)
@@ -63,8 +77,10 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
     base = torch.where(top == -math.inf, 0.0, top)
     weight = torch.exp(lse - base)
     total = weight.sum(dim=0)
-    share = torch.where(total > 0, weight / torch.where(total > 0, total, 1.0), 0.0)
+    sure = torch.where(total > 0, total, 1.0)
+    share = torch.where(total > 0, weight / sure, 0.0)
     out = torch.zeros_like(partials[0].out, dtype=wide)
     for w, p in zip(share, partials, strict=True):
-        out = out + torch.where(w[..., None] > 0, w[..., None] * p.out.to(wide), 0.0)
-    return Partial(out.to(kind), torch.where(total > 0, base + torch.log(total), -math.inf))
+        # Selected before the product, so that garbage reaches neither the value nor a gradient.
+        out = out + w[..., None] * torch.where(w[..., None] > 0, p.out.to(wide), 0.0)
+    return Partial(out.to(kind), torch.where(total > 0, base + torch.log(sure), -math.inf))
