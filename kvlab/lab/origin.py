@@ -22,7 +22,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path, PurePath
-from types import MappingProxyType
 
 import torch
 
@@ -78,14 +77,7 @@ class Origin:
 
     def as_dict(self) -> dict[str, Value]:
         """The same facts as plain values for JSON."""
-        plain = asdict(self) | {
-            "parameters": dict(self.parameters),
-            "versions": dict(self.versions),
-        }
-        return plain
-
-    def __deepcopy__(self, memo: object) -> "Origin":
-        return self  # frozen all through; a mapping proxy cannot be copied
+        return asdict(self)
 
 
 def collect_origin(
@@ -110,9 +102,9 @@ def collect_origin(
     return Origin(
         command=without_paths(command.strip()),
         seed=seed,
-        parameters=MappingProxyType({str(k): _plain(v, str(k)) for k, v in parameters.items()}),
+        parameters={str(k): _plain(v, str(k)) for k, v in parameters.items()},
         device=describe_device(device),
-        versions=MappingProxyType(versions()),
+        versions=versions(),
         commit=commit(),
         created=today(),
     )

@@ -1,0 +1,213 @@
+"""Save a figure under one name: SVG, PDF, PNG, its data as CSV, and where it comes from.
+
+``save_figure(fig, "retractions", frame, origin)`` writes
+
+    retractions.svg   retractions.pdf   retractions.png     the picture
+    retractions.csv                                         the numbers drawn in it
+    retractions.json                                        title, definition, origin, checksums
+
+Equal inputs give equal bytes with the same version of matplotlib: dates are left out and the
+ids inside the SVG are salted with a constant. Across versions compare the CSV.
+
+``show(fig)`` is what a notebook cell ends with: a still picture of known size, small enough to
+be committed.
+"""
+
+import base64
+import hashlib
+import io
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from kvlab.errors import KvlabError
+from kvlab.lab.findings import notebook_name, output_folder, require_slug
+from kvlab.lab.origin import Origin, Value
+from kvlab.viz.style import DEFINITION_ID, use_style
+
+EXPORT_DPI = 200
+CSS_PX_PER_IN = 96
+SCREEN_DPI = (144, 120, 96)  # the first that fits MAX_PNG_BYTES is used
+MAX_PNG_BYTES = 95_000
+
+# None removes an entry where matplotlib would write the time of day.
+METADATA: Mapping[str, Mapping[str, str | None]] = {
+    "svg": {"Date": None, "Creator": "kvlab"},
+    "pdf": {"CreationDate": None, "Creator": "kvlab"},
+    "png": {"Software": "kvlab"},
+}
+SETTLING_DRAWS = 4
+DECIMALS = 5  # of the figure's width: a hundredth of a pixel
+
+
+@dataclass(frozen=True)
+class SavedFigure:
+    """One figure of a folder. ``sha256`` has the checksum of each file, by ending."""
+
+    name: str
+    folder: Path
+    title: str
+    definition: str
+    notebook: str | None
+    origin: Mapping[str, Value]
+    sha256: Mapping[str, str]
+
+    def path(self, ending: str) -> Path:
+        """The file of ``ending``: "svg", "pdf", "png", "csv" or "json"."""
+        return self.folder / f"{self.name}.{ending}"
+
+    def data(self) -> pd.DataFrame:
+        """The numbers drawn in the figure."""
+        return pd.read_csv(self.path("csv"))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG that notebooks show at ``width`` x ``height`` CSS pixels. ``alt`` describes it."""
+
+    png: bytes
+    width: int
+    height: int
+    alt: str
+
+    def _repr_mimebundle_(
+        self, include: object = None, exclude: object = None
+    ) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
+        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.alt}
+        size: dict[str, object] = {"width": self.width, "height": self.height, "alt": self.alt}
+        return data, {"image/png": size}
+
+
+def save_figure(
+    fig: Figure, name: str, data: pd.DataFrame, origin: Origin, folder: Path | str | None = None
+) -> SavedFigure:
+    """Write ``fig`` and its data to ``folder`` (default: see ``output_folder``).
+
+    Files are replaced one by one when all have been made, so a failure leaves the old set.
+
+    Errors: KvlabError for a name that is not a slug, or data without rows or columns.
+    """
+    require_slug(name, "figure")
+    if not isinstance(data, pd.DataFrame) or data.empty:
+        shape = f"shape {data.shape}" if isinstance(data, pd.DataFrame) else "no table"
+        raise KvlabError(
+            f"a figure is saved with the numbers that it shows, in a DataFrame with at least one "
+            f"row and one column: {name!r} got a {type(data).__name__} with {shape}"
+        )
+    target = output_folder() if folder is None else Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    use_style()
+    files = _render(fig)
+    # An index without names is a row number; a named one is data.
+    named = any(label is not None for label in data.index.names)
+    files["csv"] = data.to_csv(index=named, lineterminator="\n").encode()
+    saved = SavedFigure(
+        name=name,
+        folder=target,
+        title=figure_title(fig) or name.replace("_", " ").replace("-", " ").capitalize(),
+        definition=figure_definition(fig),
+        notebook=notebook_name(),
+        origin=origin.as_dict(),
+        sha256={ending: hashlib.sha256(content).hexdigest() for ending, content in files.items()},
+    )
+    about = {
+        "name": name,
+        "title": saved.title,
+        "definition": saved.definition,
+        "notebook": saved.notebook,
+        "rows": len(data),
+        "columns": [str(column) for column in data.columns],
+        "origin": dict(saved.origin),
+        "sha256": dict(saved.sha256),
+    }
+    files["json"] = (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode()
+    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target) as half:
+        for ending, content in files.items():
+            (Path(half) / ending).write_bytes(content)
+        for ending in files:
+            os.replace(Path(half) / ending, saved.path(ending))
+    return saved
+
+
+def figure_registry(folder: Path | str | None = None) -> tuple[SavedFigure, ...]:
+    """The saved figures of ``folder``, by notebook and name; each ``.data()`` is a DataFrame."""
+    source = output_folder() if folder is None else Path(folder)
+    found = []
+    for path in sorted(source.glob("*.json")):
+        about = json.loads(path.read_text(encoding="utf-8"))
+        facts = ("name", "title", "definition", "notebook", "origin", "sha256")
+        found.append(SavedFigure(folder=source, **{fact: about[fact] for fact in facts}))
+    return tuple(sorted(found, key=lambda figure: (figure.notebook or "", figure.name)))
+
+
+def show(fig: Figure, alt: str | None = None) -> Picture:
+    """``fig`` as a still picture for a notebook, under 100 KB where 96 dpi allows it.
+
+    Args:
+        alt: what a reader who cannot see the picture is told; title and definition by default.
+    """
+    png = b""
+    for dpi in SCREEN_DPI:
+        png = png_bytes(fig, dpi)
+        if len(png) <= MAX_PNG_BYTES:
+            break
+    width, height = (round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches())
+    text = ". ".join(part for part in (figure_title(fig), figure_definition(fig)) if part)
+    return Picture(png, width, height, alt or text or "figure without title")
+
+
+def png_bytes(fig: Figure, dpi: float) -> bytes:
+    """``fig`` as PNG, without the time of day."""
+    out = io.BytesIO()
+    fig.savefig(out, format="png", dpi=dpi, metadata=dict(METADATA["png"]))
+    return out.getvalue()
+
+
+def figure_title(fig: Figure) -> str:
+    """The figure's own title, else the first title of its axes, else ""."""
+    titles = [fig.get_suptitle()]
+    titles += [ax.get_title(loc) for ax in fig.axes for loc in ("left", "center", "right")]
+    return next((" ".join(title.split()) for title in titles if title.strip()), "")
+
+
+def figure_definition(fig: Figure) -> str:
+    """What ``caption`` wrote under the figure, in one line, else ""."""
+    found = (text.get_text() for text in fig.texts if text.get_gid() == DEFINITION_ID)
+    return " ".join(next(found, "").split())
+
+
+def _render(fig: Figure) -> dict[str, bytes]:
+    """``fig`` in each format: one layout for all, and the same bytes each time.
+
+    Constrained layout starts from what the last draw left and needs a few draws to settle; each
+    format would then settle a little differently. So it settles first and rests meanwhile. What
+    is left of the start, in the 12th decimal, would still change the ids of the SVG.
+    """
+    FigureCanvasAgg(fig)
+    for _ in range(SETTLING_DRAWS):
+        fig.draw_without_rendering()
+    engine = fig.get_layout_engine()
+    fig.set_layout_engine("none")
+    in_layout = [(ax, ax.get_in_layout()) for ax in fig.axes]
+    try:
+        for ax in fig.axes:
+            left, bottom, wide, high = ax.get_position(original=True).bounds
+            box = round(left, DECIMALS), round(bottom, DECIMALS)
+            ax.set_position((*box, round(wide, DECIMALS), round(high, DECIMALS)))
+        files = {"png": png_bytes(fig, EXPORT_DPI)}
+        for ending in ("svg", "pdf"):
+            out = io.BytesIO()
+            fig.savefig(out, format=ending, metadata=dict(METADATA[ending]))
+            files[ending] = out.getvalue()
+    finally:
+        fig.set_layout_engine(engine)
+        for ax, flag in in_layout:
+            ax.set_in_layout(flag)
+    return files
