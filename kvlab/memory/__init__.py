@@ -1,0 +1,1 @@
+"""The pools, the allocator, and the geometry of one rank."""
