@@ -1,0 +1,1 @@
+"""Requests, the scheduler, retraction, and what drives the pools."""
