@@ -1,0 +1,120 @@
+"""The data folder is what its README says: columns, sources, sizes, and the generated workload."""
+
+import csv
+import re
+from pathlib import Path
+
+import pytest
+
+from kvlab.engine.workload import default_workload, generate_closed_loop, save_csv
+from kvlab.errors import KvlabError
+from kvlab.memory import published
+from kvlab.memory.geometry import load_geometries
+from kvlab.memory.published import PUBLISHED, data_path, load_published
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+README = (DATA / "README.md").read_text(encoding="utf-8")
+FILES = sorted(path.relative_to(DATA).as_posix() for path in DATA.rglob("*.csv"))
+
+
+def rows(file: str) -> list[list[str]]:
+    text = (DATA / file).read_text(encoding="utf-8").splitlines()
+    return list(csv.reader(line for line in text if not line.startswith("#")))
+
+
+def schema(file: str) -> list[str]:
+    """The first column of the table under the README's heading for this file."""
+    section = README.split(f"\n## {file}\n")[1].split("\n## ")[0]
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_the_columns_of_every_csv_are_those_of_the_readme(file: str) -> None:
+    assert rows(file)[0] == schema(file)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_line_has_a_field_for_every_column(file: str) -> None:
+    table = rows(file)
+    assert {len(row) for row in table} == {len(table[0])}
+
+
+def test_the_readme_lists_every_csv_and_nothing_else() -> None:
+    overview = README.split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([\w/]+\.csv)` \|", overview, re.MULTILINE)) == FILES
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_row_has_a_source_and_is_marked_reported(name: str) -> None:
+    frame = load_published(name)
+    assert len(frame) >= 5
+    assert frame.source.str.fullmatch(r"sglang#\d+").all()
+    assert set(frame.status) == {"reported"}
+
+
+def test_every_model_has_a_source_and_a_name_of_its_own() -> None:
+    models = load_geometries()
+    assert len(models) == len(rows("models/geometry.csv")) - 1
+    assert all(model.source for model in models.values())
+
+
+def test_no_byte_figure_is_stored_where_it_could_go_stale() -> None:
+    assert not [column for column in rows("models/geometry.csv")[0] if "byte" in column]
+
+
+def test_the_reported_retractions_stay_text_and_counts_stay_numbers() -> None:
+    runs = load_published("retraction_runs")
+    assert "140-200" in runs.retractions.tolist()
+    assert runs.loc[runs.arm == "C", ["retractions", "completed"]].values.tolist() == [["8", 2048]]
+    assert runs.version.dropna().str.len().min() >= 4
+
+
+def test_reported_capacities_of_sharded_pools_are_rows_times_ranks() -> None:
+    pools = load_published("dcp_capacity").set_index("source")
+    for source in ("sglang#39731", "sglang#32730", "sglang#33432"):
+        row = pools.loc[source]
+        assert row.tokens_logical == row.tokens_per_rank * row.dcp_size
+
+
+def test_the_shipped_workload_is_the_one_its_recipe_makes(tmp_path: Path) -> None:
+    made = generate_closed_loop(2000, seed=2026, name="default")
+    assert default_workload() == made
+    save_csv(made, tmp_path / "default.csv")
+    shipped = DATA / "workloads" / "default.csv"
+    assert (tmp_path / "default.csv").read_bytes() == shipped.read_bytes()
+    assert shipped.stat().st_size < 60_000
+    assert "generate_closed_loop(2000, seed=2026" in README
+
+
+def test_a_name_that_is_not_published_lists_those_that_are() -> None:
+    with pytest.raises(KvlabError, match=r"retraction_runs, dcp_capacity: got 'runs'; data/README"):
+        load_published("runs")
+
+
+def test_a_missing_data_folder_says_where_it_was_looked_for(monkeypatch, tmp_path: Path) -> None:
+    with pytest.raises(
+        KvlabError, match=r"data/none\.csv lies in .*: the folder lacks it \(looked"
+    ):
+        data_path("none.csv")
+    monkeypatch.setattr(published, "__file__", str(tmp_path / "a" / "b" / "c.py"))
+    with pytest.raises(KvlabError, match=r"the folder is missing .*pip install -e \."):
+        default_workload()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("source,model\nx,y\n", r"data/published/dcp_capacity\.csv: every row needs a status: got"),
+        (
+            "source,status\nx,reported\n,reported\n",
+            r"every row needs a source: line 3 of 3 has none",
+        ),
+    ],
+)
+def test_a_row_without_source_or_status_is_refused(monkeypatch, tmp_path, text, error) -> None:
+    folder = tmp_path / "data" / "published"
+    folder.mkdir(parents=True)
+    (folder / "dcp_capacity.csv").write_text(text)
+    monkeypatch.setattr(published, "__file__", str(tmp_path / "kvlab" / "memory" / "published.py"))
+    with pytest.raises(KvlabError, match=error):
+        load_published("dcp_capacity")
