@@ -177,7 +177,7 @@ def caption(fig: Figure, definition: str, origin: Origin) -> Figure:
             f"a caption defines what is shown: got {definition!r}; say it in a sentence, with unit"
         )
     width_in, height_in = fig.get_size_inches()
-    room = width_in * 72 - 2 * MARGIN_PT
+    room = width_in * 72 - 3 * MARGIN_PT  # hinting makes a line a little wider than its outline
     blocks = [
         (DEFINITION_ID, wrapped(definition, DEFINITION_PT, room), DEFINITION_PT, BLACK),
         (FOOTER_ID, wrapped(origin.footer(), FOOTER_PT, room), FOOTER_PT, DARK_GREY),
