@@ -186,7 +186,7 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
                 "widened slot",
                 f"slots below {layout.first_slot} are the padding page, never handed out; {layout}",
             )
-    return make_rows(rows, source, rank, layout)
+    return make_rows(rows, source, rank, layout, slots)
 
 
 def _take(ids: Tensor, dcp_size: int, dcp_rank: int, start: int) -> Tensor:

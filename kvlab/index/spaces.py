@@ -141,8 +141,10 @@ class PhysicalRows:
     """Rows of one rank's buffer and, for each, the element of the run that it came from.
 
     ``ids`` int64 ``(m,)`` rows; ``source`` int64 ``(m,)`` elements of the slot run; ``rank`` the
-    only rank whose pool takes them; ``layout`` the layout they were made for. Made by
-    ``localize``, by a pool whose table holds rows already, or by ``assume_physical``; a changed
+    only rank whose pool takes them; ``layout`` the layout they were made for; ``start`` and
+    ``positions`` the run they came from (all ranks together hold its positions). Made by
+    ``localize``, by a pool with a page table (``resolved_at``: the compaction they are good for;
+    None for rows that no page table was asked for), or by ``assume_physical``; a changed
     copy (``dataclasses.replace``) is refused as raw ids are.
     """
 
@@ -150,6 +152,9 @@ class PhysicalRows:
     source: Tensor
     rank: int
     layout: DcpLayout
+    start: int
+    positions: int
+    resolved_at: int | None = None
     _made_by: InitVar[object] = None
 
     def __post_init__(self, _made_by: object) -> None:
@@ -172,12 +177,21 @@ class PhysicalRows:
         rows = as_ids(ids, "rows")
         require_rank(layout.dcp_size, rank)
         require_within(rows, 0, layout.row_end, "row", "a widened slot must be localized first")
-        return cls(rows, torch.arange(len(rows), device=rows.device), rank, layout, _FROM_LOCALIZE)
+        source = torch.arange(len(rows), device=rows.device)
+        return cls(rows, source, rank, layout, 0, len(rows), None, _FROM_LOCALIZE)
 
 
-def make_rows(ids: Tensor, source: Tensor, rank: int, layout: DcpLayout) -> PhysicalRows:
-    """Build ``PhysicalRows`` from ids that the caller has localized itself (package-internal)."""
-    return PhysicalRows(ids, source, rank, layout, _FROM_LOCALIZE)
+def make_rows(
+    ids: Tensor,
+    source: Tensor,
+    rank: int,
+    layout: DcpLayout,
+    slots: WidenedSlots,
+    resolved_at: int | None = None,
+) -> PhysicalRows:
+    """``PhysicalRows`` of a run that the caller has localized itself (package-internal)."""
+    run = (slots.start, len(slots))
+    return PhysicalRows(ids, source, rank, layout, *run, resolved_at, _FROM_LOCALIZE)
 
 
 def require_within(ids: Tensor, low: int, end: int, what: str, instead: str) -> None:

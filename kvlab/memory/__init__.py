@@ -1,1 +1,34 @@
-"""The pools, the allocator, and the geometry of one rank."""
+"""The pools and the allocator of one rank: mutable state, each class with an ``audit()``."""
+
+from kvlab.memory.allocator import PagedTokenToKVPoolAllocator
+from kvlab.memory.backup import KvBackup, StateBackup
+from kvlab.memory.capacity import PoolPlan, plan_pool
+from kvlab.memory.geometry import ModelGeometry, geometry, load_geometries
+from kvlab.memory.host import HostArena
+from kvlab.memory.hybrid import HybridLinearKVPool
+from kvlab.memory.mla_pool import MLATokenToKVPool
+from kvlab.memory.published import load_published
+from kvlab.memory.replicated import ReplicatedKVPool
+from kvlab.memory.req_to_token import ReqToTokenPool
+from kvlab.memory.state_pool import StatePool
+from kvlab.memory.unified import PageTable, UnifiedKVPool
+
+__all__ = [
+    "HostArena",
+    "HybridLinearKVPool",
+    "KvBackup",
+    "MLATokenToKVPool",
+    "ModelGeometry",
+    "PageTable",
+    "PagedTokenToKVPoolAllocator",
+    "PoolPlan",
+    "ReplicatedKVPool",
+    "ReqToTokenPool",
+    "StateBackup",
+    "StatePool",
+    "UnifiedKVPool",
+    "geometry",
+    "load_geometries",
+    "load_published",
+    "plan_pool",
+]

@@ -1,0 +1,224 @@
+"""The paged allocator: widened pages of ``W = page_size * dcp_size`` slots; page 0 stays put.
+
+It wraps one layout and knows nothing of ranks: every rank runs the same allocator on the same
+numbers. Freed pages go to the front and are reused first (LIFO), or, with ``need_sort``, wait and
+are merged in ascending order when an allocation runs short.
+
+Worked example, W = 8: ``alloc_extend`` of 10 tokens gives slots 8..15 and 16, 17; the next decode
+slots are 18, 19, ...; at position 24 ``alloc_decode`` opens another page.
+
+Source: SGLang ``mem_cache/allocator/paged.py``, ``base.py``.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, pages_of_free
+from kvlab.index.layout import require_int
+from kvlab.index.spaces import as_ids, require_within
+
+
+class PagedTokenToKVPoolAllocator:
+    """Hands out widened slots of ``layout``. All counts are tokens unless a name says pages."""
+
+    def __init__(
+        self,
+        layout: DcpLayout,
+        *,
+        need_sort: bool = False,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.layout, self.need_sort, self.device = layout, need_sort, torch.device(device)
+        self.page_size = layout.widened_page_size
+        self._free = list(range(layout.num_pages, 0, -1))  # the front of the queue is the end
+        self._staged: list[int] = []
+        self._is_free = [False, *[True] * layout.num_pages]
+        self._group: set[int] | None = None
+
+    def available_size(self) -> int:
+        """Tokens of all free pages, staged ones included."""
+        return (len(self._free) + len(self._staged)) * self.page_size
+
+    @property
+    def used_pages(self) -> int:
+        """Pages that are handed out."""
+        return self.layout.num_pages - len(self._free) - len(self._staged)
+
+    def alloc(self, tokens: int) -> Tensor | None:
+        """Whole pages: int64 ``(tokens,)`` slots, or None when short.
+
+        Errors: LayoutError unless ``tokens`` is a multiple of W.
+        """
+        require_int("tokens", tokens, 0, "tokens to allocate")
+        if tokens % self.page_size:
+            raise PoolError(
+                f"alloc hands out whole pages of {self.page_size} slots: got {tokens} tokens; "
+                f"use {-(-tokens // self.page_size) * self.page_size}, or alloc_extend"
+            )
+        pages = self._take(tokens // self.page_size)
+        return None if pages is None else self._slots(pages)
+
+    def alloc_extend(self, prefix_len: int, seq_len: int, last_loc: int = -1) -> Tensor | None:
+        """Slots of positions ``prefix_len .. seq_len-1`` of one request, or None when short.
+
+        Fills the page of ``last_loc`` (the slot of position ``prefix_len - 1``) first, then whole
+        pages, then a ragged tail. None changes nothing. Errors: PoolError when ``last_loc`` is
+        not where the prefix ends.
+        """
+        require_int("prefix_len", prefix_len, 0, "positions that have slots")
+        require_int("seq_len", seq_len, prefix_len, "positions after the extend, >= prefix_len")
+        self._require_last(last_loc, prefix_len)
+        room = -prefix_len % self.page_size
+        first = min(room, seq_len - prefix_len)
+        rest = seq_len - prefix_len - first
+        pages = self._take(-(-rest // self.page_size))
+        if pages is None:
+            return None
+        head = torch.arange(last_loc + 1, last_loc + 1 + first, device=self.device)
+        return torch.cat([head, self._slots(pages)[:rest]])
+
+    def alloc_decode(self, seq_lens: Sequence[int], last_locs: Sequence[int]) -> Tensor | None:
+        """One slot a request, int64 ``(requests,)``, or None when short (nothing changes).
+
+        ``seq_lens``: positions of each request after this token; ``last_locs``: the slot of
+        position ``seq_len - 2``. A page is taken only where a request crosses into one.
+        """
+        if len(seq_lens) != len(last_locs):
+            raise PoolError(
+                f"seq_lens and last_locs name the same requests: got {len(seq_lens)} and "
+                f"{len(last_locs)}"
+            )
+        for n, last in zip(seq_lens, last_locs, strict=True):
+            require_int("seq_len", n, 1, "positions of a request, its new token included")
+            self._require_last(last, n - 1)
+        opening = [i for i, n in enumerate(seq_lens) if (n - 1) % self.page_size == 0]
+        pages = self._take(len(opening))
+        if pages is None:
+            return None
+        out = [last + 1 for last in last_locs]
+        for i, page in zip(opening, pages, strict=True):
+            out[i] = page * self.page_size
+        return torch.tensor(out, dtype=torch.int64, device=self.device)
+
+    def free(self, ids: Tensor) -> None:
+        """Give back the pages of these slots, each once, whatever part of a page they name.
+
+        Errors: IndexSpaceError for a slot that is never handed out; PoolError when a page is free
+        already. Then nothing is freed.
+        """
+        ids = as_ids(ids, "ids")
+        instead = "only slots that the allocator handed out can be freed"
+        layout = self.layout
+        require_within(ids, layout.first_slot, layout.slot_end, "widened slot", instead)
+        self._release(torch.unique(ids // self.page_size).tolist())
+
+    def free_segments(self, row: Tensor, ranges: Sequence[tuple[int, int]]) -> None:
+        """Free positions of one request's table row; touching ranges are merged first.
+
+        Args:
+            row: int64 or int32 ``(n,)``, the request's slots from position 0.
+            ranges: half-open position ranges; each merged one must begin on a widened page.
+
+        Errors: IndexSpaceError for a range that shares a page with another or begins inside a
+        page; PoolError when a page is free already. Then nothing is freed.
+        """
+        slots = as_ids(row, "row")
+        pages = []
+        for index in pages_of_free(ranges, self.page_size):
+            at = index * self.page_size
+            if at >= len(slots):
+                raise PoolError(
+                    f"a range must lie in the row: position {at} of a row of {len(slots)}"
+                )
+            pages.append(int(slots[at]) // self.page_size)
+        ends = [end for _, end in ranges]
+        if ends and max(ends) > len(slots):
+            raise PoolError(
+                f"a range must lie in the row: it ends at {max(ends)}, the row at {len(slots)}"
+            )
+        self._release(pages)
+
+    @contextmanager
+    def free_group(self) -> Iterator[None]:
+        """Collect the frees of a block and release them together at its end, pages ascending.
+
+        A page may be freed by one call of the group only. An error inside frees nothing.
+        """
+        if self._group is not None:
+            raise PoolError("free groups do not nest: end the open group first")
+        self._group = set()
+        try:
+            yield
+            pages, self._group = sorted(self._group), None
+            self._put(pages)
+        finally:
+            self._group = None
+
+    def audit(self) -> list[str]:
+        """The broken laws: free and used partition 1..N, no page is listed twice, page 0 stays."""
+        broken = []
+        listed = [*self._free, *self._staged]
+        if len(set(listed)) != len(listed):
+            broken.append("a page is listed as free twice")
+        if sorted(set(listed)) != [p for p, free in enumerate(self._is_free) if free]:
+            broken.append("the free list and the page map disagree")
+        if 0 in listed or self._is_free[0]:
+            broken.append("the padding page is listed as free")
+        return broken
+
+    def _take(self, count: int) -> list[int] | None:
+        if count > len(self._free) and self._staged:
+            self._free = sorted([*self._free, *self._staged], reverse=True)
+            self._staged = []
+        if count > len(self._free):
+            return None
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._is_free[page] = False
+        return pages
+
+    def _release(self, pages: list[int]) -> None:
+        for page in pages:
+            if not 1 <= page <= self.layout.num_pages:
+                raise PoolError(
+                    f"a page must lie in [1, {self.layout.num_pages}]: got {page}; the row names "
+                    f"a slot that was never handed out"
+                )
+            if self._is_free[page] or (self._group is not None and page in self._group):
+                raise PoolError(
+                    f"page {page} (slots {page * self.page_size}.."
+                    f"{(page + 1) * self.page_size - 1}) is freed already: one free a page; "
+                    f"nothing was freed"
+                )
+        if len(set(pages)) != len(pages):
+            raise PoolError(f"a row names one page twice among {pages}; nothing was freed")
+        if self._group is not None:
+            self._group.update(pages)
+        else:
+            self._put(pages)
+
+    def _put(self, pages: list[int]) -> None:
+        for page in pages:
+            self._is_free[page] = True
+        if self.need_sort:
+            self._staged.extend(pages)
+        else:
+            self._free.extend(reversed(pages))
+
+    def _slots(self, pages: list[int]) -> Tensor:
+        heads = torch.tensor(pages, dtype=torch.int64, device=self.device) * self.page_size
+        return (heads[:, None] + torch.arange(self.page_size, device=self.device)).reshape(-1)
+
+    def _require_last(self, last_loc: int, prefix_len: int) -> None:
+        if prefix_len == 0:
+            return
+        if (last_loc + 1) % self.page_size != prefix_len % self.page_size or last_loc < 0:
+            raise PoolError(
+                f"last_loc must be the slot of position {prefix_len - 1}: got {last_loc}, whose "
+                f"offset {last_loc % self.page_size} in its page of {self.page_size} is not "
+                f"{(prefix_len - 1) % self.page_size}; read it from req_to_token"
+            )

@@ -1,0 +1,170 @@
+"""The host copy of a retracted request's KV on one rank: made once, restored once.
+
+A backup remembers how it was made (layout, rank, space, first position, count), so that it can
+refuse every place it does not belong to *before* a byte is written.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import BackupError
+from kvlab.index import DcpLayout, PhysicalRows
+from kvlab.memory.host import HostArena
+from kvlab.memory.rows import checksum, gather_rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateBackup:
+    """Recurrent state of one request on the host: ``conv`` and ``temporal``, all layers."""
+
+    conv: Tensor
+    temporal: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KvBackup:
+    """Rows of one rank for positions ``start .. start+positions-1``.
+
+    Fields: ``layout`` and ``rank`` of the pool; ``space`` ("sharded", "replicated", "resolved");
+    ``rows`` this rank holds of the positions; ``kv`` ``(layers, rows, elements)`` on the host, in
+    the pool's storage dtype; ``checksum`` of kv, taken in blocks of ``page_size``; ``state`` of a
+    hybrid pool.
+    """
+
+    layout: DcpLayout
+    rank: int
+    space: str
+    start: int
+    positions: int
+    kv: Tensor
+    checksum: str
+    page_size: int
+    state: StateBackup | None = None
+    _arena: HostArena | None = None
+    _block: Tensor | None = None
+    _spent: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows of this rank that the backup holds."""
+        return int(self.kv.shape[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV on the host (state not counted)."""
+        return self.kv.numel() * self.kv.element_size()
+
+    @property
+    def spent(self) -> bool:
+        """Whether it was restored or discarded; its host memory may hold another backup now."""
+        return bool(self._spent)
+
+    def require_unspent(self) -> None:
+        """Errors: BackupError when the backup was restored or discarded before."""
+        if self._spent:
+            raise BackupError(
+                f"a backup is consumed once: this one ({self.positions} positions of rank "
+                f"{self.rank}) was {self._spent[0]}; back the request up again"
+            )
+
+    def verify(self) -> None:
+        """Errors: BackupError when the host copy no longer has the checksum it was made with."""
+        self.require_unspent()
+        found = checksum(self.kv, self.page_size)
+        if found != self.checksum:
+            raise BackupError(
+                f"the host copy changed since it was made: checksum {found}, expected "
+                f"{self.checksum} ({self.rows} rows of rank {self.rank}); do not restore it: "
+                f"recompute the request"
+            )
+
+    def discard(self) -> None:
+        """Give the host memory back without restoring. Errors: BackupError when spent."""
+        self.require_unspent()
+        self.close("discarded")
+
+    def close(self, why: str) -> None:
+        """Mark as spent and give the host memory back (for the pool that restored it)."""
+        self._spent.append(why)
+        if self._arena is not None and self._block is not None:
+            self._arena.give(self._block)
+
+
+def require_fits(
+    backup: KvBackup, layout: DcpLayout, rank: int, space: str, start: int, positions: int
+) -> None:
+    """Raise BackupError unless the backup belongs to this pool and exactly these positions."""
+    backup.require_unspent()
+    for what, has, want, instead in (
+        ("layout", backup.layout, layout, "restore it into a pool of its own layout"),
+        ("rank", backup.rank, rank, "each rank restores its own backup"),
+        ("space", backup.space, space, "restore it into the kind of pool it came from"),
+        ("first position", backup.start, start, "pass the slots of the same positions"),
+        ("position count", backup.positions, positions, "allocate as many slots as were backed up"),
+    ):
+        if has != want:
+            raise BackupError(
+                f"a backup is restored where it belongs: its {what} is {has}, the place's is "
+                f"{want}; {instead}; nothing was written"
+            )
+
+
+def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor) -> None:
+    """Raise BackupError unless backup and place have as many rows, each of them one row."""
+    place = (buffer.shape[0], len(rows), buffer.shape[2])
+    if tuple(backup.kv.shape) != place or backup.kv.dtype != buffer.dtype:
+        raise BackupError(
+            f"row counts must match on both sides: backup {tuple(backup.kv.shape)} "
+            f"{backup.kv.dtype}, place {place} {buffer.dtype} (layers, rows, elements); "
+            f"nothing was written"
+        )
+    different = len(torch.unique(rows.ids))
+    if different != len(rows):
+        raise BackupError(
+            f"each position needs a row of its own: {len(rows)} rows, {different} different; "
+            f"pass newly allocated slots; nothing was written"
+        )
+
+
+def back_up(
+    buffer: Tensor,
+    rows: PhysicalRows,
+    row_layout: DcpLayout,
+    layout: DcpLayout,
+    rank: int,
+    space: str,
+    arena: HostArena,
+) -> KvBackup:
+    """Copy localized rows of all layers into a block of the arena.
+
+    Errors: BackupError when the arena is full; then nothing was taken.
+    """
+    layers, _, elements = buffer.shape
+    size = layers * len(rows) * elements * buffer.element_size()
+    block = arena.take(size)
+    if block is None:
+        raise BackupError(
+            f"a backup must fit the host arena: {size} bytes for {rows.positions} positions of "
+            f"rank {rank}, {arena.lent_bytes} of {arena.capacity_bytes} bytes are lent; restore "
+            f"or discard backups, or raise capacity_bytes; nothing was changed"
+        )
+    kv = block[:size].view(buffer.dtype).view(layers, len(rows), elements)
+    try:
+        digest = gather_rows(buffer, rows.ids, kv, row_layout.page_size)
+    except BaseException:
+        arena.give(block)
+        raise
+    return KvBackup(
+        layout=layout,
+        rank=rank,
+        space=space,
+        start=rows.start,
+        positions=rows.positions,
+        kv=kv,
+        checksum=digest,
+        page_size=row_layout.page_size,
+        _arena=arena,
+        _block=block,
+    )

@@ -1,0 +1,280 @@
+"""The MLA pool: one compressed row (latent and rope part) a token, layer and rank.
+
+``MLATokenToKVPool`` is *sharded*: rank r stores the slots it owns. Callers hand over widened slots;
+the pool localizes, once. Pools with another rule for rows subclass it.
+
+Worked example, c=2, page_size=2: writing slots [8, 9, 10] puts two rows (4, 5) on rank 0 and one
+row (4) on rank 1; slot 0 (padding) and -1 (hole) are stored by nobody.
+
+Source: SGLang ``mem_cache/memory_pool.py`` (``MLATokenToKVPool``), with the fix of PR 39487.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, owned_elements
+from kvlab.index.layout import require_int, require_rank
+from kvlab.index.moves import localize_move
+from kvlab.index.spaces import as_ids, require_within
+from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
+from kvlab.memory.host import HostArena
+from kvlab.memory.rows import scatter_rows
+from kvlab.ranks import require_rank_here
+
+# index_put and index_select lack fp8 kernels, so fp8 rows are stored as bytes and viewed on read.
+_STORED_AS = {
+    torch.float32: torch.float32,
+    torch.bfloat16: torch.bfloat16,
+    torch.float16: torch.float16,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+
+
+class MLATokenToKVPool:
+    """KV rows of one rank, all layers in one buffer ``(layers, rows, elements)``.
+
+    Args:
+        layout: the two index spaces.
+        rank: the rank whose rows these are.
+        layers: MLA layers.
+        kv_lora_rank, qk_rope_head_dim: elements of the two parts of a row.
+        dtype: float32, bfloat16, float16, float8_e4m3fn or float8_e5m2.
+        host: arena for backups; None makes an unbounded one.
+
+    Errors: LayoutError for a bad rank or size, PoolError for a dtype that cannot be stored.
+    """
+
+    write_loc_is_dcp_resolved: ClassVar[bool] = False
+    space: ClassVar[str] = "sharded"
+
+    def __init__(
+        self,
+        layout: DcpLayout,
+        rank: int,
+        *,
+        layers: int,
+        kv_lora_rank: int = 512,
+        qk_rope_head_dim: int = 64,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str | torch.device = "cpu",
+        host: HostArena | None = None,
+    ) -> None:
+        require_rank(layout.dcp_size, rank)
+        require_int("layers", layers, 1, "MLA layers")
+        require_int("kv_lora_rank", kv_lora_rank, 1, "elements of the latent part")
+        require_int("qk_rope_head_dim", qk_rope_head_dim, 0, "elements of the rope part")
+        if dtype not in _STORED_AS:
+            raise PoolError(
+                f"a row is stored as one of {', '.join(str(d) for d in _STORED_AS)}: got {dtype}"
+            )
+        self.layout, self.rank, self.layers, self.dtype = layout, rank, layers, dtype
+        self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
+        self.device = torch.device(device)
+        elements = kv_lora_rank + qk_rope_head_dim
+        self.buffer = torch.zeros(
+            layers, self.rows_per_rank, elements, dtype=_STORED_AS[dtype], device=self.device
+        )
+        self.host = host if host is not None else HostArena(pinned=self.device.type == "cuda")
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of the buffer, padding page included."""
+        return self.row_layout.rows_per_rank
+
+    @property
+    def row_layout(self) -> DcpLayout:
+        """The layout by which slots become rows of this pool."""
+        return self.layout
+
+    @property
+    def row_rank(self) -> int:
+        """The rank that rows of this pool carry."""
+        return self.rank
+
+    @property
+    def write_loc_dcp_span(self) -> int:
+        """By which factor the ids that callers hand over exceed rows (upstream
+        ``_write_loc_dcp_span``): c for a sharded pool, 1 for a resolved or replicated one."""
+        return self.layout.dcp_size
+
+    @property
+    def kv_buffer(self) -> list[Tensor]:
+        """One view a layer, ``(rows, 1, elements)`` in the storage dtype, as upstream names it."""
+        return [layer.unsqueeze(1) for layer in self.buffer]
+
+    def resolve(self, slots: WidenedSlots) -> PhysicalRows:
+        """This rank's rows of a run of slots. Errors: IndexSpaceError, RankMismatchError."""
+        self._require_here()
+        return localize(slots, self.row_layout, self.row_rank)
+
+    def set_mla_kv_buffer(
+        self, layer: int, loc: Tensor | WidenedSlots, k_nope: Tensor, k_rope: Tensor
+    ) -> None:
+        """Store one row a slot, where this rank owns the slot; others store nothing.
+
+        Args:
+            layer: dense layer id.
+            loc: int64 or int32 ``(n,)`` widened slots in any order (``out_cache_loc``). Slots of
+                the padding page and -1 are stored by nobody.
+            k_nope: ``(n, kv_lora_rank)``; k_rope: ``(n, qk_rope_head_dim)``; any float dtype.
+
+        Errors: IndexSpaceError for a slot past the layout, PoolError for a wrong shape or layer.
+        """
+        self._require_here()
+        ids = loc.ids if isinstance(loc, WidenedSlots) else as_ids(loc, "loc")
+        self._require_write_loc(ids)
+        elements, rows = self._write_plan(ids)
+        self._store(layer, elements, rows, len(ids), k_nope, k_rope)
+
+    def get_mla_kv_buffer(self, layer: int, rows: PhysicalRows) -> tuple[Tensor, Tensor]:
+        """(k_nope ``(m, kv_lora_rank)``, k_rope ``(m, qk_rope_head_dim)``) of rows, in ``dtype``.
+
+        Errors: IndexSpaceError for anything but PhysicalRows, RankMismatchError for rows of
+        another rank or layout.
+        """
+        self._require_rows(rows)
+        stored = self.buffer[self._layer(layer)][rows.ids].view(self.dtype)
+        return stored[:, : self.kv_lora_rank], stored[:, self.kv_lora_rank :]
+
+    def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
+        """Copy the rows of ``source`` slots to ``target`` slots, on the rank that owns both.
+
+        Errors: IndexSpaceError when a pair has two owners, or a slot lies outside the layout.
+        """
+        self._require_here()
+        for name, ids in (("target slot", target), ("source slot", source)):
+            end = self.row_layout.slot_end
+            instead = "the padding page holds no token"
+            require_within(as_ids(ids, name), self.row_layout.first_slot, end, name, instead)
+        to, at = localize_move(target, source, self.row_layout.dcp_size, self.row_rank)
+        self.buffer[:, self._move_rows(to)] = self.buffer[:, self._move_rows(at)]
+
+    def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows) -> KvBackup:
+        """Back up a run: localize once, then copy all layers in one pass.
+
+        The pool is not changed. Errors: IndexSpaceError for ids of another space, BackupError when
+        the host arena is full (nothing was taken).
+        """
+        rows = self._rows_of(slots)
+        return back_up(
+            self.buffer, rows, self.row_layout, self.layout, self.rank, self.space, self.host
+        )
+
+    def load_cpu_copy(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
+        """Restore a backup into newly allocated slots of the same positions; consumes it.
+
+        The new slots are localized by themselves: nothing of the old ones is used. Everything is
+        checked before the first byte is written. Errors: BackupError for a spent or changed
+        backup, another layout, rank or position range; IndexSpaceError as ``get_cpu_copy``.
+        """
+        self.check_load(backup, slots)
+        rows = self._rows_of(slots)
+        scatter_rows(self.buffer, rows.ids, backup.kv, self.row_layout.page_size)
+        backup.close("restored")
+
+    def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
+        """Raise what ``load_cpu_copy`` would raise, and write nothing."""
+        rows = self._rows_of(slots)
+        require_fits(backup, self.layout, self.rank, self.space, rows.start, rows.positions)
+        require_same_rows(backup, rows, self.buffer)
+        backup.verify()
+
+    def audit(self) -> list[str]:
+        """The broken laws: the padding page is never written, and the arena keeps its bound."""
+        broken = self.host.audit()
+        padding = self.buffer[:, : self.row_layout.first_row]
+        if bool(padding.view(torch.uint8).any()):
+            broken.append(f"the padding page of rank {self.rank} was written")
+        return broken
+
+    def __repr__(self) -> str:
+        mib = self.buffer.numel() * self.buffer.element_size() / 2**20
+        return (
+            f"{type(self).__name__}(rank {self.rank} of {self.layout.dcp_size}, "
+            f"{self.layers} layers x {self.rows_per_rank} rows x {self.buffer.shape[2]} "
+            f"{self.dtype}, {mib:.1f} MiB on {self.device})"
+        )
+
+    def _write_plan(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """(elements, rows) that this rank stores of in-bounds ids."""
+        layout = self.row_layout
+        kept = torch.where(ids >= layout.first_slot, ids, -1)
+        live = torch.nonzero(kept >= 0).flatten()
+        mine = live[owned_elements(ids[live], layout.dcp_size, self.row_rank, layout.interleave)]
+        turn = layout.dcp_size * layout.interleave
+        rows = ids[mine] // turn * layout.interleave + ids[mine] % layout.interleave
+        return mine, rows
+
+    def _move_rows(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def _require_write_loc(self, ids: Tensor) -> None:
+        instead = (
+            f"write ids of this pool are widened slots with span {self.write_loc_dcp_span}, -1 is "
+            f"a hole; {self.row_layout.row_end} is the bound of a row, not of a slot"
+        )
+        require_within(ids, -1, self.row_layout.slot_end, "write slot", instead)
+
+    def _store(
+        self, layer: int, elements: Tensor, rows: Tensor, n: int, k_nope: Tensor, k_rope: Tensor
+    ) -> None:
+        for name, part, width in (
+            ("k_nope", k_nope, self.kv_lora_rank),
+            ("k_rope", k_rope, self.qk_rope_head_dim),
+        ):
+            if tuple(part.shape) != (n, width):
+                raise PoolError(
+                    f"{name} must have shape ({n}, {width}), one row a slot: got "
+                    f"{tuple(part.shape)}"
+                )
+        row = torch.cat([k_nope[elements], k_rope[elements]], dim=1).to(self.dtype)
+        self.buffer[self._layer(layer)][rows] = row.view(self.buffer.dtype)
+
+    def _layer(self, layer: int) -> int:
+        if not 0 <= layer < self.layers:
+            raise PoolError(f"layer must lie in [0, {self.layers}): got {layer}")
+        return layer
+
+    def _rows_of(self, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
+        """The rows that a backup or restore names: localized here, or localized already."""
+        if isinstance(slots, PhysicalRows):
+            self._require_rows(slots)
+            return slots
+        return self.resolve(slots)
+
+    def _require_rows(self, rows: PhysicalRows) -> None:
+        self._require_here()
+        given: object = rows
+        if not isinstance(given, PhysicalRows):
+            raise IndexSpaceError(
+                f"a read takes PhysicalRows, got {type(given).__name__}: a buffer has rows, not "
+                f"slots; call pool.resolve(slots) first"
+            )
+        if (given.rank, given.layout) != (self.row_rank, self.row_layout):
+            raise RankMismatchError(
+                f"rows of rank {given.rank} ({given.layout}) cannot index the pool of rank "
+                f"{self.row_rank} ({self.row_layout}); each rank localizes for itself"
+            )
+        if given.resolved_at != self._resolved_at:
+            raise IndexSpaceError(
+                f"rows must come from this pool's own resolve: these were "
+                f"{_looked_up(given.resolved_at)}, the pool wants rows "
+                f"{_looked_up(self._resolved_at)}; call pool.resolve(slots)"
+            )
+
+    @property
+    def _resolved_at(self) -> int | None:
+        return None
+
+    def _require_here(self) -> None:
+        require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)
+
+
+def _looked_up(resolved_at: int | None) -> str:
+    if resolved_at is None:
+        return "not looked up in a page table"
+    return f"looked up after compaction {resolved_at}"

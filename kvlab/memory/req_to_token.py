@@ -1,0 +1,114 @@
+"""The request table: which widened slot holds each position of each request.
+
+Rows are request slots, columns positions, values *widened* slots. It is the same on every rank.
+
+Source: SGLang ``ReqToTokenPool``; int32 there and here, int64 where the layout needs it.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import IndexSpaceError, PoolError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index.layout import require_int
+from kvlab.index.spaces import as_ids, require_within
+
+
+class ReqToTokenPool:
+    """``size`` requests of at most ``max_context`` positions over one layout.
+
+    Unwritten cells are -1. Errors: LayoutError for a size below 1.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        max_context: int,
+        layout: DcpLayout,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        require_int("size", size, 1, "requests that the table can hold")
+        require_int("max_context", max_context, 1, "positions of one request")
+        self.size, self.max_context, self.layout = size, max_context, layout
+        kind = torch.int32 if layout.slot_end <= 2**31 else torch.int64
+        self.req_to_token = torch.full((size, max_context), -1, dtype=kind, device=device)
+        self._free = list(range(size - 1, -1, -1))
+        self._lens: dict[int, int] = {}
+
+    def alloc(self) -> int | None:
+        """A row for one request, or None when all are taken."""
+        if not self._free:
+            return None
+        req = self._free.pop()
+        self._lens[req] = 0
+        return req
+
+    def available(self) -> int:
+        """Rows that can still be taken."""
+        return len(self._free)
+
+    def append(self, req: int, slots: Tensor) -> None:
+        """Write the slots of the next positions. Errors: PoolError past max_context or for an
+        unused row; IndexSpaceError for ids that the layout does not hand out."""
+        have = self.length(req)
+        ids = as_ids(slots, "slots")
+        if have + len(ids) > self.max_context:
+            raise PoolError(
+                f"a request holds at most {self.max_context} positions: request {req} has {have}, "
+                f"{len(ids)} more do not fit; raise max_context"
+            )
+        instead = "the allocator never hands it out; physical rows do not belong in this table"
+        layout = self.layout
+        require_within(ids, layout.first_slot, layout.slot_end, "widened slot", instead)
+        self.req_to_token[req, have : have + len(ids)] = ids.to(self.req_to_token.dtype)
+        self._lens[req] = have + len(ids)
+
+    def slots(self, req: int, start: int = 0, end: int | None = None) -> WidenedSlots:
+        """The slots of positions ``start .. end-1`` (default: all that are written)."""
+        have = self.length(req)
+        stop = have if end is None else end
+        if not 0 <= start <= stop <= have:
+            raise IndexSpaceError(
+                f"positions must be written ones: got [{start}, {stop}) of request {req}, which "
+                f"has [0, {have})"
+            )
+        return WidenedSlots(self.req_to_token[req, start:stop], start)
+
+    def last_slot(self, req: int) -> int:
+        """The slot of the newest position, -1 when there is none (as alloc_extend wants it)."""
+        have = self.length(req)
+        return int(self.req_to_token[req, have - 1]) if have else -1
+
+    def length(self, req: int) -> int:
+        """Positions written. Errors: PoolError for a row that is not in use."""
+        if req not in self._lens:
+            raise PoolError(
+                f"request row {req} is not in use ({len(self._lens)} of {self.size} are); "
+                f"call alloc() first"
+            )
+        return self._lens[req]
+
+    def free(self, req: int) -> None:
+        """Give a row back; its cells become -1. Errors: PoolError for one that is not in use."""
+        self.length(req)
+        self.req_to_token[req] = -1
+        del self._lens[req]
+        self._free.append(req)
+
+    def audit(self) -> list[str]:
+        """The broken laws: rows partition; written cells are slots, others -1; no slot twice."""
+        broken = []
+        if sorted([*self._free, *self._lens]) != list(range(self.size)):
+            broken.append(f"free and used rows do not partition 0..{self.size - 1}")
+        cells = []
+        for req, have in self._lens.items():
+            row = self.req_to_token[req]
+            if have and int(row[:have].min()) < self.layout.first_slot:
+                broken.append(f"request {req} has a hole among its {have} positions")
+            if bool((row[have:] != -1).any()):
+                broken.append(f"request {req} has cells written past its {have} positions")
+            cells.append(row[:have])
+        written = torch.cat(cells) if cells else torch.empty(0)
+        if len(torch.unique(written)) != len(written):
+            broken.append("a slot stands at two positions of the table")
+        return broken

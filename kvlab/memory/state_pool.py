@@ -1,0 +1,110 @@
+"""Recurrent state of linear-attention layers: one slot a request, never localized, never sharded.
+
+A KDA layer keeps, for each request, a short convolution window and a matrix a head. State slots are
+request slots: their ids have nothing to do with tokens, positions or DCP, and every DCP rank holds
+the whole state. Slot 0 is reserved.
+
+Source: SGLang ``MambaPool`` (``mem_cache/memory_pool.py``), copies ``[:, idx]`` of each part.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from kvlab.errors import BackupError, PoolError
+from kvlab.index.layout import require_int
+from kvlab.memory.backup import StateBackup
+
+
+class StatePool:
+    """``slots`` states of all KDA layers: conv ``(layers, slots+1, *conv_shape)`` and temporal
+    ``(layers, slots+1, *temporal_shape)``.
+
+    Errors: LayoutError for a size below 1.
+    """
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        layers: int,
+        conv_shape: Sequence[int],
+        temporal_shape: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        require_int("slots", slots, 1, "requests whose state the pool can hold")
+        require_int("layers", layers, 1, "layers with recurrent state")
+        self.slots, self.layers = slots, layers
+        self.conv = torch.zeros(layers, slots + 1, *conv_shape, dtype=dtype, device=device)
+        self.temporal = torch.zeros(layers, slots + 1, *temporal_shape, dtype=dtype, device=device)
+        self._free = list(range(slots, 0, -1))
+        self._used: set[int] = set()
+
+    def alloc(self) -> int | None:
+        """A state slot, zeroed, or None when all are in use."""
+        if not self._free:
+            return None
+        slot = self._free.pop()
+        self._used.add(slot)
+        self.conv[:, slot] = 0
+        self.temporal[:, slot] = 0
+        return slot
+
+    def free(self, slot: int) -> None:
+        """Give a slot back. Errors: PoolError for one that is not in use."""
+        self._require_used(slot)
+        self._used.remove(slot)
+        self._free.append(slot)
+
+    def available(self) -> int:
+        """State slots that can still be taken."""
+        return len(self._free)
+
+    def get_cpu_copy(self, slot: int) -> StateBackup:
+        """Copy one request's state to the host. Errors: PoolError for an unused slot."""
+        self._require_used(slot)
+        return StateBackup(
+            self.conv[:, slot].cpu().clone(),
+            self.temporal[:, slot].cpu().clone(),
+        )
+
+    def load_cpu_copy(self, backup: StateBackup, slot: int) -> None:
+        """Write a state into a newly allocated slot. Errors: PoolError, BackupError for shapes."""
+        self.check_load(backup, slot)
+        self.conv[:, slot] = backup.conv.to(self.conv.device)
+        self.temporal[:, slot] = backup.temporal.to(self.temporal.device)
+
+    def check_load(self, backup: StateBackup, slot: int) -> None:
+        """Raise what ``load_cpu_copy`` would raise, and write nothing."""
+        self._require_used(slot)
+        for name, has, place in (
+            ("conv", backup.conv, self.conv),
+            ("temporal", backup.temporal, self.temporal),
+        ):
+            want = place[:, slot]
+            if has.shape != want.shape or has.dtype != want.dtype:
+                raise BackupError(
+                    f"a state is restored into a pool of its own shape: {name} is "
+                    f"{tuple(has.shape)} {has.dtype}, the pool's {tuple(want.shape)} "
+                    f"{want.dtype}; nothing was written"
+                )
+
+    def audit(self) -> list[str]:
+        """The broken laws: free and used partition 1..slots, and slot 0 holds nothing."""
+        broken = []
+        if sorted([*self._free, *self._used]) != list(range(1, self.slots + 1)):
+            broken.append(
+                f"free ({len(self._free)}) and used ({len(self._used)}) state slots do not "
+                f"partition 1..{self.slots}"
+            )
+        if bool(self.conv[:, 0].any()) or bool(self.temporal[:, 0].any()):
+            broken.append("the reserved state slot 0 was written")
+        return broken
+
+    def _require_used(self, slot: int) -> None:
+        if slot not in self._used:
+            raise PoolError(
+                f"a state slot must be in use: got {slot} of 1..{self.slots} "
+                f"({len(self._used)} in use); slot 0 is reserved; call alloc() first"
+            )

@@ -1,0 +1,212 @@
+"""A unified pool: virtual pages above, physical pages below, and a table between them.
+
+Ids in ``req_to_token`` are widened *virtual* slots, stable while compaction moves rows. Reaching a
+row takes two steps in one order: shard (owner, divide) on the virtual id, then look its page up.
+What comes out is physical, so the inner methods must not localize again
+(``write_loc_is_dcp_resolved``, span 1).
+
+Worked example, c=2, page_size=2, v2p = [0, 2, 3, 1]: virtual slot 9 is rank 1's virtual row 4, in
+virtual page 2, so physical page 3, so row 6. Looked up first, its owner would come from another id.
+
+Source: SGLang ``unified_memory_pool.py``, ``kv_index_translator.py``; PRs 36890, 36731.
+"""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, look_up_rows
+from kvlab.index.layout import require_int
+from kvlab.index.spaces import make_rows
+from kvlab.memory.host import HostArena
+from kvlab.memory.mla_pool import MLATokenToKVPool
+
+
+@dataclass(slots=True, eq=False)
+class PageTable:
+    """``v2p`` and its inverse for one layout; shared by the ranks, like the request table.
+
+    ``layout`` is the virtual side: pages 1..N can be mapped. ``physical_pages`` exist below (page 0
+    is the padding page of both). ``moves`` counts compactions: a pool that has not copied its rows
+    for the newest one refuses to serve.
+    """
+
+    layout: DcpLayout
+    physical_pages: int
+    v2p: Tensor = field(init=False)
+    p2v: Tensor = field(init=False)
+    moves: int = 0
+
+    def __post_init__(self) -> None:
+        require_int("physical_pages", self.physical_pages, 1, "pages below the table")
+        self.v2p = torch.full((self.layout.num_pages + 1,), -1, dtype=torch.int64)
+        self.p2v = torch.full((self.physical_pages + 1,), -1, dtype=torch.int64)
+        self.v2p[0] = self.p2v[0] = 0
+
+    def map_pages(self, virtual: list[int]) -> bool:
+        """Give each virtual page a physical one, lowest free first; False (nothing) when short.
+
+        Errors: PoolError for a page that is mapped already, or out of range.
+        """
+        for page in virtual:
+            self._require_virtual(page)
+            if int(self.v2p[page]) >= 0:
+                raise PoolError(f"virtual page {page} is mapped already, to {int(self.v2p[page])}")
+        free = torch.nonzero(self.p2v < 0).flatten()[: len(virtual)].tolist()
+        if len(free) < len(virtual) or len(set(virtual)) != len(virtual):
+            return False
+        for v, p in zip(virtual, free, strict=True):
+            self.v2p[v], self.p2v[p] = p, v
+        return True
+
+    def unmap_pages(self, virtual: list[int]) -> None:
+        """Free the physical pages. Errors: PoolError for a page that is not mapped."""
+        for page in virtual:
+            self._require_virtual(page)
+            if int(self.v2p[page]) < 0:
+                raise PoolError(f"virtual page {page} is not mapped: it cannot be unmapped")
+        for page in virtual:
+            self.p2v[int(self.v2p[page])] = -1
+            self.v2p[page] = -1
+
+    def compact(self) -> list[tuple[int, int]]:
+        """Move the highest pages into the lowest holes: the (from, to) physical pages, in order.
+
+        Virtual ids do not change. Every rank's pool must then ``apply_moves``.
+        """
+        moves: list[tuple[int, int]] = []
+        low, high = 1, self.physical_pages
+        while True:
+            while low <= self.physical_pages and int(self.p2v[low]) >= 0:
+                low += 1
+            while high >= 1 and int(self.p2v[high]) < 0:
+                high -= 1
+            if low >= high:
+                break
+            virtual = int(self.p2v[high])
+            self.v2p[virtual], self.p2v[low], self.p2v[high] = low, virtual, -1
+            moves.append((high, low))
+        self.moves += bool(moves)
+        return moves
+
+    def audit(self) -> list[str]:
+        """The broken laws: the map and its inverse agree, and page 0 maps to page 0."""
+        broken = []
+        mapped = torch.nonzero(self.v2p >= 0).flatten()
+        if not torch.equal(self.p2v[self.v2p[mapped]], mapped):
+            broken.append("v2p and p2v disagree")
+        if len(mapped) != int((self.p2v >= 0).sum()):
+            broken.append("the page table maps two virtual pages to one physical page")
+        if int(self.v2p[0]) != 0 or int(self.p2v[0]) != 0:
+            broken.append("the padding page is mapped elsewhere")
+        return broken
+
+    def _require_virtual(self, page: int) -> None:
+        if not 1 <= page <= self.layout.num_pages:
+            raise PoolError(
+                f"a virtual page must lie in [1, {self.layout.num_pages}]: got {page}; page 0 is "
+                f"the padding page"
+            )
+
+
+class UnifiedKVPool(MLATokenToKVPool):
+    """The MLA rows of one rank behind a ``PageTable``. Arguments as ``MLATokenToKVPool``.
+
+    ``resolve`` is the one place where ids become rows; ``get_cpu_copy`` and ``load_cpu_copy`` take
+    its result, or slots, and never translate twice: rows carry their type.
+    """
+
+    write_loc_is_dcp_resolved: ClassVar[bool] = True
+    space: ClassVar[str] = "resolved"
+
+    def __init__(
+        self,
+        table: PageTable,
+        rank: int,
+        *,
+        layers: int,
+        kv_lora_rank: int = 512,
+        qk_rope_head_dim: int = 64,
+        dtype: torch.dtype = torch.bfloat16,
+        device: str | torch.device = "cpu",
+        host: HostArena | None = None,
+    ) -> None:
+        self.table = table
+        super().__init__(
+            table.layout,
+            rank,
+            layers=layers,
+            kv_lora_rank=kv_lora_rank,
+            qk_rope_head_dim=qk_rope_head_dim,
+            dtype=dtype,
+            device=device,
+            host=host,
+        )
+        self._applied = table.moves
+
+    @property
+    def rows_per_rank(self) -> int:
+        """Rows of the *physical* pages, which may be fewer than the virtual ones."""
+        return (self.table.physical_pages + 1) * self.layout.page_size
+
+    @property
+    def write_loc_dcp_span(self) -> int:
+        """1: ids that reach the buffer are rows already."""
+        return 1
+
+    def resolve(self, slots: WidenedSlots) -> PhysicalRows:
+        """This rank's physical rows of virtual slots: shard, then look up.
+
+        Errors: IndexSpaceError for an unmapped page; PoolError when a compaction is not applied.
+        """
+        self._require_here()
+        self._require_applied()
+        virtual = localize(slots, self.layout, self.rank)
+        rows = look_up_rows(virtual.ids, self.table.v2p.to(self.device), self.layout.page_size)
+        return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.moves)
+
+    def apply_moves(self, moves: list[tuple[int, int]]) -> None:
+        """Copy this rank's rows for the newest compaction, in its order."""
+        if self._applied != self.table.moves - bool(moves):
+            raise PoolError(
+                f"compactions are applied one by one: rank {self.rank} has applied "
+                f"{self._applied}, the table has made {self.table.moves}"
+            )
+        size = self.layout.page_size
+        for source, target in moves:
+            self.buffer[:, target * size : (target + 1) * size] = self.buffer[
+                :, source * size : (source + 1) * size
+            ]
+        self._applied = self.table.moves
+
+    def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
+        """Copy rows between virtual slots of one owner. Errors as the sharded pool's."""
+        self._require_applied()
+        super().move_kv_cache(target, source)
+
+    def audit(self) -> list[str]:
+        """The broken laws of the pool and of the page table."""
+        return [*super().audit(), *self.table.audit()]
+
+    def _move_rows(self, rows: Tensor) -> Tensor:
+        return look_up_rows(rows, self.table.v2p.to(self.device), self.layout.page_size)
+
+    def _write_plan(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        self._require_applied()
+        elements, virtual = super()._write_plan(ids)
+        return elements, self._move_rows(virtual)
+
+    @property
+    def _resolved_at(self) -> int | None:
+        self._require_applied()
+        return self.table.moves
+
+    def _require_applied(self) -> None:
+        if self._applied != self.table.moves:
+            raise PoolError(
+                f"rank {self.rank} has applied {self._applied} of {self.table.moves} compactions: "
+                f"its rows are not where the table says; call apply_moves first"
+            )
