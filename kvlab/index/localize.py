@@ -171,7 +171,9 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
     c, ids = layout.dcp_size, slots.ids
     if layout.interleave == 1 and slots.agrees_with_positions(c, run_is_aligned):
         rows = _take(ids, c, rank, slots.start)
-        source = torch.arange((rank - slots.start) % c, len(ids), c, device=ids.device)
+        # A run shorter than the phase has nothing of this rank, and arange wants begin <= end.
+        first = min((rank - slots.start) % c, len(ids))
+        source = torch.arange(first, len(ids), c, device=ids.device)
     else:
         refuse_negative(ids)
         source = owned_elements(ids, c, rank, layout.interleave)
