@@ -1,0 +1,133 @@
+"""What the rows of a decode node hold: fingerprints that betray a wrong row.
+
+A scheduler decides *which* slots; ``Cells`` decide *what* is in them. ``FingerprintCells`` write
+into each row the request and the position that it belongs to, on the rank that owns it. Freed rows
+are overwritten, so a row that was not restored, or restored to the wrong place, cannot pass for
+right by luck.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.memory import KvBackup, MLATokenToKVPool
+
+# A fingerprint is stored in float32, where integers are exact below this.
+_EXACT = 2**24
+_FREED = -1.0
+
+
+class Cells(Protocol):
+    """The contract between the scheduler and what it schedules."""
+
+    def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Store the cache entry of each (request, position) in its slot; all int64 ``(n,)``."""
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        """Copy a request's cells to the host, one backup a rank."""
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        """Write a request's backups into newly allocated slots."""
+
+    def release(self, rid: int, slots: WidenedSlots) -> None:
+        """The slots are about to be freed."""
+
+    def check(self, rid: int, slots: WidenedSlots) -> None:
+        """Raise when a cell of the request is not what was written."""
+
+
+class FingerprintCells:
+    """The pools of all ranks of one layout; every row names its request and position.
+
+    Args:
+        layout: the two index spaces.
+        layers: layers of the pools (each carries its own number in the fingerprint).
+
+    Errors: PoolError from ``check`` with the first wrong row: rank, row, found, expected.
+    """
+
+    def __init__(
+        self, layout: DcpLayout, *, layers: int = 1, device: str | torch.device = "cpu"
+    ) -> None:
+        self.layout = layout
+        self.pools = [
+            MLATokenToKVPool(
+                layout,
+                rank,
+                layers=layers,
+                kv_lora_rank=3,
+                qk_rope_head_dim=1,
+                dtype=torch.float32,
+                device=device,
+            )
+            for rank in range(layout.dcp_size)
+        ]
+
+    def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Store the fingerprints. Errors: PoolError for a number that float32 cannot hold."""
+        for name, values in (("request", rids), ("position", positions)):
+            if values.numel() and int(values.max()) >= _EXACT:
+                raise PoolError(
+                    f"a fingerprint holds numbers below {_EXACT}: got {name} {int(values.max())}"
+                )
+        for pool in self.pools:
+            for layer in range(pool.layers):
+                mark = torch.full_like(rids, layer)
+                row = torch.stack([rids, positions, mark], dim=1).to(torch.float32)
+                pool.set_mla_kv_buffer(layer, slots, row, row[:, :1])
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        """One backup a rank. If one fails, those made before it are discarded again."""
+        made: list[KvBackup] = []
+        try:
+            for pool in self.pools:
+                made.append(pool.get_cpu_copy(slots))
+        except BaseException:
+            for backup in made:
+                backup.discard()
+            raise
+        return made
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        """All ranks are checked before the first one writes."""
+        for pool, backup in zip(self.pools, backups, strict=True):
+            pool.check_load(backup, slots)
+        for pool, backup in zip(self.pools, backups, strict=True):
+            pool.load_cpu_copy(backup, slots)
+
+    def release(self, rid: int, slots: WidenedSlots) -> None:
+        """Overwrite the rows, so that nothing can be read from them later."""
+        for pool in self.pools:
+            pool.buffer[:, pool.resolve(slots).ids] = _FREED
+
+    def check(self, rid: int, slots: WidenedSlots) -> None:
+        """Every position's row is on its owner and names this request and position."""
+        seen = 0
+        for pool in self.pools:
+            rows = pool.resolve(slots)
+            seen += len(rows)
+            want = rows.source + slots.start
+            for layer in range(pool.layers):
+                found, tail = pool.get_mla_kv_buffer(layer, rows)
+                mark = torch.full_like(want, layer)
+                expected = torch.stack([torch.full_like(want, rid), want, mark], dim=1)
+                wrong = (found != expected).any(dim=1) | (tail[:, 0] != rid)
+                if bool(wrong.any()):
+                    at = int(torch.nonzero(wrong)[0])
+                    raise PoolError(
+                        f"a row must hold what was written: rank {pool.rank}, layer {layer}, row "
+                        f"{int(rows.ids[at])} holds {found[at].tolist()} (request, position, "
+                        f"layer), expected {expected[at].tolist()}; {int(wrong.sum())} of "
+                        f"{len(rows)} rows are wrong"
+                    )
+        if seen != len(slots):
+            raise PoolError(
+                f"the ranks must hold each position once: they hold {seen} of {len(slots)}"
+            )
+
+    def audit(self) -> list[str]:
+        """The broken laws of the pools."""
+        return [law for pool in self.pools for law in pool.audit()]

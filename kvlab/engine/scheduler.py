@@ -1,0 +1,288 @@
+"""A decode node, step by step, on real pools of all ranks.
+
+Each step: arrivals, resume (FIFO), admission, memory check and retraction, forward. The node hands
+out widened slots; the cells behind it (``Cells``) hold the rows of every rank. It is the slow,
+faithful twin of ``EventNode``: both obey ``policy`` and must leave identical results.
+
+Source: SGLang ``scheduler.update_running_batch``, ``ScheduleBatch.retract_decode``,
+``disaggregation/decode.py``.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from kvlab.engine import policy
+from kvlab.engine.books import Live, NodeBooks
+from kvlab.engine.cells import Cells, FingerprintCells
+from kvlab.engine.policy import NewTokenRatio, NodeConfig
+from kvlab.engine.result import (
+    ABORT_HOST_FULL,
+    ABORT_LAST,
+    ABORT_NO_RESUME,
+    ABORT_TOO_LARGE,
+    RunResult,
+)
+from kvlab.engine.tally import Tally
+from kvlab.engine.workload import Request, Workload
+from kvlab.errors import PoolError, StudyError
+
+Progress = Callable[[int, int], None]
+
+
+class StepNode:
+    """Runs a workload on real pools. One instance, one run.
+
+    Args:
+        config: pool and rules.
+        cells: what the rows hold; None makes ``FingerprintCells`` of the layout.
+        check_every_step: verify every running request's rows on every rank after each step,
+            not only those that were restored or finish.
+    """
+
+    def __init__(
+        self, config: NodeConfig, cells: Cells | None = None, *, check_every_step: bool = False
+    ) -> None:
+        self.config = config
+        self.cells: Cells = cells if cells is not None else FingerprintCells(config.layout)
+        self.check_every_step = check_every_step
+        self.retracted: deque[Live] = deque()
+        self.waiting: deque[Live] = deque()
+        self.ratio = NewTokenRatio(config.initial_new_token_ratio)
+        self.step = self.forwards = 0
+        self._forced_at = 0
+        self._spent = False
+
+    def run(
+        self,
+        workload: Workload | Sequence[Request],
+        *,
+        record: bool = False,
+        progress: Progress | None = None,
+    ) -> RunResult:
+        """Run to the end. Errors: StudyError when the node has run already; PoolError when a row
+        does not hold what was written (which no workload can cause)."""
+        if self._spent:
+            raise StudyError("a StepNode runs one workload: make a new node for the next run")
+        self._spent = True
+        requests = workload.requests if isinstance(workload, Workload) else tuple(workload)
+        self.tally = Tally(self.config, record, len(requests))
+        longest = max((r.prompt_tokens + r.output_tokens for r in requests), default=1)
+        rows = max(1, min(len(requests), self.config.layout.num_pages))
+        self.books = NodeBooks(self.config, self.cells, rows, longest)
+        self._arrivals = deque(requests)
+        while self._one_step():
+            if progress is not None:
+                progress(len(self.tally.outcomes), len(requests))
+        return self.tally.result()
+
+    # One step -----------------------------------------------------------------------------------
+
+    def _one_step(self) -> bool:
+        self._arrive()
+        if self.config.restore == "backup":
+            self._resume()
+        self._admit()
+        self.tally.peak("peak_running", len(self.books.running))
+        self.tally.peak("peak_pages", self.books.allocator.used_pages)
+        if not self.books.running:
+            return self._idle()
+        gave_up = self._make_room()
+        if self.books.running:
+            self._forward(decay=not gave_up)
+        if self.check_every_step:
+            self._check_all()
+        self.step += 1
+        return True
+
+    def _arrive(self) -> None:
+        config = self.config
+        while self._arrivals:
+            request = self._arrivals[0]
+            in_system = len(self.waiting) + len(self.books.running) + len(self.retracted)
+            if config.arrival_step(request.arrival_s) > self.step or (
+                config.concurrency is not None and in_system >= config.concurrency
+            ):
+                break
+            self._arrivals.popleft()
+            self.tally.event(self.step, "arrive", request.rid, request.prompt_tokens)
+            if request.output_tokens == 1:  # the prefill made its only token
+                self.tally.ended(self.step, "finished", request.rid, 1, 0)
+            else:
+                self.waiting.append(Live(request))
+
+    def _resume(self) -> None:
+        budget = policy.allocatable(
+            self.books.allocator.available_size(), len(self.books.running), self.config
+        )
+        while self.retracted and self.books.has_slot():
+            live = self.retracted[0]
+            need = policy.required_to_resume(live.kv, self.config)
+            if need > budget:
+                break
+            budget -= need
+            self.retracted.popleft()
+            slots = self.books.join(live, live.kv)
+            assert live.backups is not None
+            self.cells.restore(live.request.rid, live.backups, slots)
+            live.backups = None
+            self.cells.check(live.request.rid, slots)
+            self.tally.resumed(self.step, live.request.rid, live.kv)
+
+    def _admit(self) -> None:
+        config, available = self.config, self.books.allocator.available_size()
+        queued = sum(policy.required_to_resume(live.kv, config) for live in self.retracted)
+        retractable = sum(live.tokens for live in self.books.running)
+        by_ratio = config.admission == "new_token_ratio"
+        budget: float
+        if by_ratio:
+            left = sum(min(self._still(x), config.clip_max_new_tokens) for x in self.books.running)
+            budget = policy.ratio_budget(available, left, self.ratio.value(config)) - queued
+        else:
+            largest = max((self._largest(live) for live in self.books.running), default=None)
+            single = policy.need_single(largest, retractable)
+            budget = policy.allocatable(available, len(self.books.running), config, single, queued)
+        while self.waiting and self.books.has_slot():
+            live = self.waiting[0]
+            if by_ratio:
+                charge = policy.required_by_ratio(live.tokens, self._still(live), config)
+                if charge >= budget:
+                    break
+            else:
+                need, charge = policy.required_to_admit(
+                    live.tokens, self._still(live), retractable, config
+                )
+                if need > budget:
+                    break
+            budget -= charge
+            self.waiting.popleft()
+            self._enter(live)
+
+    def _enter(self, live: Live) -> None:
+        """Prefill of everything it has: the KV arrives, and one more token is sampled."""
+        rid, fill = live.request.rid, live.tokens
+        self.tally.admitted.setdefault(rid, self.step)
+        self.tally.event(self.step, "admit", rid, fill)
+        if live.generated:
+            self.tally.add("recomputed_tokens", fill)
+        live.generated += 1
+        if live.generated == live.request.output_tokens:
+            self.tally.ended(self.step, "finished", rid, live.generated, fill)
+            return
+        slots = self.books.join(live, fill)
+        positions = torch.arange(fill)
+        self.cells.write(torch.full_like(positions, rid), positions, slots.ids)
+
+    def _idle(self) -> bool:
+        """Nothing runs: the head that cannot enter an empty pool never will; else time passes."""
+        if self.retracted:
+            live = self.retracted.popleft()
+            for backup in live.backups or []:
+                backup.discard()
+            self.tally.host_tokens -= live.kv
+            self._abort(live, 0, ABORT_NO_RESUME)
+        elif self.waiting:
+            self._abort(self.waiting.popleft(), 0, ABORT_TOO_LARGE)
+        elif self._arrivals:
+            soonest = self.config.arrival_step(self._arrivals[0].arrival_s)
+            self.step = max(self.step, soonest)
+        else:
+            return False
+        return True
+
+    def _make_room(self) -> bool:
+        """Retract until the next forward fits (or once, when forced). Whether anyone left."""
+        interval = self.config.force_retract_interval
+        short = self.books.is_short()
+        forced = (
+            interval is not None
+            and self.forwards > self._forced_at
+            and self.forwards % interval == 0
+        )
+        if forced:
+            self._forced_at = self.forwards
+        if not (short or forced):
+            return False
+        before, batch, first = len(self.books.running), 0, True
+        while (first or self.books.is_short()) and len(self.books.running) > 1:
+            first = False
+            batch += self._retract(min(self.books.running, key=self._victim_key))
+        if not short:
+            self.tally.add("forced_retractions", batch)
+        if len(self.books.running) == 1 and self.books.is_short():
+            last = self.books.running[0]
+            self.books.release(last)
+            self._abort(last, last.kv, ABORT_LAST)
+        if batch:
+            self.tally.counts["last_batch_retracted"] = batch
+            rows = [
+                (x.generated, self.config.asked(x.request.output_tokens))
+                for x in self.books.running
+            ]
+            self.ratio = NewTokenRatio.after_retraction(rows, self.config)
+        return len(self.books.running) < before
+
+    def _retract(self, live: Live) -> int:
+        """Back the victim up and free its pages; 1, or 0 when its backup was declined."""
+        rid, kv = live.request.rid, live.kv
+        if self.config.restore == "backup":
+            bound = self.config.host_capacity_tokens
+            if bound is not None and self.tally.host_tokens + kv > bound:
+                self.tally.add("declined_backups", 1)
+                self.books.release(live)
+                self._abort(live, kv, ABORT_HOST_FULL)
+                return 0
+            live.backups = self.cells.back_up(rid, self.books.slots(live))
+            self.tally.backed_up(kv)
+            self.retracted.append(live)
+        else:
+            self.waiting.append(live)
+        self.books.release(live)
+        self.tally.retracted(self.step, live.request, live.generated, kv)
+        return 1
+
+    def _forward(self, *, decay: bool) -> None:
+        """One token for each running request; its KV goes to position ``kv``."""
+        rows = [live.row for live in self.books.running]
+        kv = [live.kv for live in self.books.running]
+        lasts = [self.books.table.last_slot(row) for row in rows]
+        slots = self.books.allocator.alloc_decode([n + 1 for n in kv], lasts)
+        if slots is None:
+            raise PoolError("the memory check passed but the allocator is short: books disagree")
+        for i, row in enumerate(rows):
+            self.books.table.append(row, slots[i : i + 1])
+        rids = torch.tensor([live.request.rid for live in self.books.running])
+        self.cells.write(rids, torch.tensor(kv), slots)
+        self.tally.peak("peak_pages", self.books.allocator.used_pages)
+        self.tally.add("decode_tokens", len(rows))
+        self.tally.add("forwards", 1)
+        self.forwards += 1
+        for live in self.books.running:
+            live.generated += 1
+        for live in [x for x in self.books.running if x.generated == x.request.output_tokens]:
+            self.cells.check(live.request.rid, self.books.slots(live))
+            self.books.release(live)
+            self.tally.ended(self.step, "finished", live.request.rid, live.generated, live.kv)
+        if decay:
+            self.ratio = self.ratio.after(1)
+
+    def _abort(self, live: Live, kv: int, reason: str) -> None:
+        self.tally.ended(self.step, "aborted", live.request.rid, live.generated, kv, reason)
+
+    def _still(self, live: Live) -> int:
+        return max(0, self.config.asked(live.request.output_tokens) - live.generated)
+
+    def _largest(self, live: Live) -> int:
+        asked = self.config.asked(live.request.output_tokens)
+        return live.request.prompt_tokens + min(asked, self.config.clip_max_new_tokens)
+
+    def _victim_key(self, live: Live) -> tuple[int, int, int]:
+        return policy.victim_key(live.generated, live.request.prompt_tokens, live.joined)
+
+    def _check_all(self) -> None:
+        for live in self.books.running:
+            self.cells.check(live.request.rid, self.books.slots(live))
+        broken = self.books.audit()
+        if broken:
+            raise PoolError(f"after step {self.step}: {'; '.join(broken)}")
