@@ -83,11 +83,12 @@ class StepNode:
         self._arrive()
         if self.config.restore == "backup":
             self._resume()
-        self._admit()
+        entered = self._admit()
         self.tally.peak("peak_running", len(self.books.running))
         self.tally.peak("peak_pages", self.books.allocator.used_pages)
         if not self.books.running:
-            return self._idle()
+            # Whoever entered had one token to go and is done: the next head gets its own look.
+            return entered > 0 or self._idle()
         gave_up = self._make_room()
         if self.books.running:
             self._forward(decay=not gave_up)
@@ -130,7 +131,9 @@ class StepNode:
             self.cells.check(live.request.rid, slots)
             self.tally.resumed(self.step, live.request.rid, live.kv)
 
-    def _admit(self) -> None:
+    def _admit(self) -> int:
+        """Let the heads of the queue in, by the rule of the node; how many entered."""
+        entered = 0
         config, available = self.config, self.books.allocator.available_size()
         queued = sum(policy.required_to_resume(live.kv, config) for live in self.retracted)
         retractable = sum(live.tokens for live in self.books.running)
@@ -158,6 +161,8 @@ class StepNode:
             budget -= charge
             self.waiting.popleft()
             self._enter(live)
+            entered += 1
+        return entered
 
     def _enter(self, live: Live) -> None:
         """Prefill of everything it has: the KV arrives, and one more token is sampled."""
