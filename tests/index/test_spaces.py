@@ -1,0 +1,224 @@
+"""The two types: neither is an index, neither passes for the other, and neither changes unseen."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import kvlab.index
+from kvlab.errors import IndexSpaceError
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+
+from .oracle import ids
+
+# The rules below hand over what the types forbid, so the types are looked away from.
+index: Any = kvlab.index
+LAYOUT = DcpLayout(2, page_size=2, num_pages=4)
+SLOTS: Any = WidenedSlots(ids([8, 9, 10]))
+ROWS: Any = localize(SLOTS, LAYOUT, 0)
+POOL = torch.zeros(10, 3)
+TAKES_RAW_IDS: dict[str, Callable[[Any], object]] = {
+    "WidenedSlots": lambda v: WidenedSlots(v),
+    "assume_physical": lambda v: PhysicalRows.assume_physical(v, LAYOUT, 0),
+    "owner_of": lambda v: index.owner_of(v, 2),
+    "row_of": lambda v: index.row_of(v, 2),
+    "slot_of": lambda v: index.slot_of(v, 2, 0),
+    "localize_masked": lambda v: index.localize_masked(v, 2, 0),
+    "localize_strided": lambda v: index.localize_strided(v, 2, 0),
+    "unchecked": lambda v: index.localize_strided(v, 2, 0, check=False),
+    "owned_elements": lambda v: index.owned_elements(v, 2, 0),
+    "run_is_aligned": lambda v: index.run_is_aligned(v, 2),
+    "localize_fixed_shape": lambda v: index.localize_fixed_shape(v, 2, 0),
+    "write locations": lambda v: index.remap_dcp_write_locations_fixed_shape(v, 2, 0),
+    "owner write": lambda v: index.plan_dcp_owner_write(v, 2, 0),
+    "topk": lambda v: index.remap_dcp_local_topk_indices(v, 2, 0),
+    "maybe": lambda v: index.maybe_dcp_kernel_indices(v, 2, 0),
+    "maybe, off": lambda v: index.maybe_dcp_kernel_indices(v, 1, 0),
+    "filter": lambda v: index.filter_dcp_local_kv_indices(v, 2, 0),
+    "chunk filter": lambda v: index.filter_dcp_local_chunk_kv_indices(v, [0], [3], 2, 0),
+    "chunk filter, off": lambda v: index.filter_dcp_local_chunk_kv_indices(v, [0], [3], 1, 0),
+    "block table": lambda v: index.dcp_local_kv_block_table(v, 2, 2),
+    "indexer table": lambda v: index.dcp_indexer_block_table(v, 2),
+    "expand": lambda v: index.expand_kernel_blocks(v, 4, 2),
+    "slots_of_blocks": lambda v: index.slots_of_blocks(v, 4, 3),
+    "paired device": lambda v: index.require_paired(v, ids([8, 9, 10]), 2),
+    "paired host": lambda v: index.require_paired(ids([8, 9, 10]), v, 2),
+    "move target": lambda v: index.localize_move(v, ids([8, 9, 10]), 2, 0),
+    "move source": lambda v: index.localize_move(ids([8, 9, 10]), v, 2, 0),
+    "virtual": lambda v: index.localize_virtual(v, ids([0, 1, 2]), 2, 2, 0),
+    "look up": lambda v: index.look_up_rows(v, ids([0, 1, 2]), 2),
+    "page table": lambda v: index.look_up_rows(ids([1]), v, 2),
+}
+
+
+@pytest.mark.parametrize("name", TAKES_RAW_IDS)
+def test_rows_are_refused_where_raw_ids_are_wanted_as_they_would_be_divided_again(
+    name: str,
+) -> None:
+    with pytest.raises(
+        IndexSpaceError, match=r"PhysicalRows of rank 0: they are localized already"
+    ):
+        TAKES_RAW_IDS[name](ROWS)
+
+
+@pytest.mark.parametrize("name", TAKES_RAW_IDS)
+def test_typed_slots_are_refused_where_raw_ids_are_wanted(name: str) -> None:
+    with pytest.raises(
+        IndexSpaceError, match=r"must be a raw tensor, got WidenedSlots; pass \.ids"
+    ):
+        TAKES_RAW_IDS[name](SLOTS)
+
+
+@pytest.mark.parametrize("name", TAKES_RAW_IDS)
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([8, 9, 10], "got list"),
+        (np.array([8, 9, 10]), "got ndarray"),
+        (None, "got NoneType"),
+        (torch.tensor([8.0, 9.0]), r"torch\.float32: a float id is exact only below 2\*\*24"),
+        (torch.tensor([8, 9], dtype=torch.uint8), r"torch\.uint8"),
+        (torch.tensor([8, 9], dtype=torch.int16), r"torch\.int16"),
+        (torch.tensor([True, False]), r"torch\.bool"),
+        (torch.tensor([8.0], requires_grad=True), r"torch\.float32"),
+        (ids([0, 9]).to_sparse(), r"a dense tensor, got torch\.sparse_coo"),
+    ],
+)
+def test_what_is_no_tensor_of_int64_or_int32_is_refused(
+    name: str, given: object, text: str
+) -> None:
+    with pytest.raises(IndexSpaceError, match=text):
+        TAKES_RAW_IDS[name](given)
+
+
+@pytest.mark.parametrize("name", TAKES_RAW_IDS.keys() - {"topk", "block table", "indexer table"})
+@pytest.mark.parametrize("shape", [(), (1, 3), (2, 0)])
+def test_ids_of_another_shape_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(IndexSpaceError, match=r"must have shape \(n,\), got \("):
+        TAKES_RAW_IDS[name](torch.zeros(shape, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["block table", "indexer table"])
+def test_a_table_has_two_axes(name: str) -> None:
+    with pytest.raises(IndexSpaceError, match=r"must have shape \(batch, columns\), got \(4,\)"):
+        TAKES_RAW_IDS[name](torch.zeros(4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("given", [ROWS, ids([8, 9]), [8, 9], 8, None])
+def test_localize_takes_nothing_but_slots(given: object) -> None:
+    text = "localized already" if given is ROWS else "localize takes WidenedSlots, got"
+    with pytest.raises(IndexSpaceError, match=text):
+        index.localize(given, LAYOUT, 0)
+
+
+@pytest.mark.parametrize("wrapper", [SLOTS, ROWS, WidenedSlots(ids([1]))])
+def test_torch_takes_neither_slots_nor_rows_for_an_index(wrapper: Any) -> None:
+    # Which of the two classes is raised is up to the version of torch.
+    for use in (
+        lambda: POOL[wrapper],
+        lambda: POOL[:, wrapper],
+        lambda: POOL[wrapper, 0],
+        lambda: POOL.__setitem__(wrapper, 1.0),
+        lambda: POOL.index_select(0, wrapper),
+        lambda: torch.take(POOL, wrapper),
+        lambda: POOL.index_copy_(0, wrapper, POOL[:3]),
+    ):
+        with pytest.raises((TypeError, IndexError), match=type(wrapper).__name__):
+            use()
+    assert POOL.count_nonzero() == 0
+
+
+@pytest.mark.parametrize("wrapper", [SLOTS, ROWS])
+def test_neither_turns_into_a_tensor_an_array_or_a_list_by_itself(wrapper: Any) -> None:
+    for use in (torch.tensor, torch.as_tensor, list, int):
+        with pytest.raises((TypeError, RuntimeError)):
+            use(wrapper)
+    with pytest.raises((TypeError, IndexError)):
+        np.zeros((10, 3))[wrapper]
+
+
+def test_python_and_numpy_say_what_to_do_with_slots() -> None:
+    for use in (lambda: np.zeros(10)[SLOTS], lambda: np.asarray(SLOTS), lambda: [1, 2][SLOTS]):
+        with pytest.raises(
+            TypeError, match=r"not an index: .* call localize\(slots, layout, rank\)"
+        ):
+            use()
+
+
+def test_rows_cannot_be_built_changed_or_moved_to_another_rank() -> None:
+    with pytest.raises(IndexSpaceError, match="cannot be built from raw ids"):
+        PhysicalRows(ids([4]), ids([0]), 0, LAYOUT, 0, 1)
+    for change in ({"rank": 1}, {"ids": ids([9, 9])}, {}):
+        with pytest.raises(IndexSpaceError, match="cannot be built from raw ids"):
+            dataclasses.replace(ROWS, **change)
+    with pytest.raises(AttributeError):
+        ROWS.rank = 1
+    with pytest.raises(AttributeError):
+        SLOTS.start = 1
+
+
+def test_assumed_rows_carry_their_order_their_rank_and_their_layout() -> None:
+    rows = PhysicalRows.assume_physical(torch.tensor([9, 4], dtype=torch.int32), LAYOUT, 1)
+    assert (rows.ids.dtype, rows.ids.tolist(), rows.source.tolist()) == (
+        torch.int64,
+        [9, 4],
+        [0, 1],
+    )
+    assert (rows.rank, rows.layout, len(rows)) == (1, LAYOUT, 2)
+    assert (rows.start, rows.positions, rows.resolved_at) == (0, 2, None)
+    assert len(PhysicalRows.assume_physical(ids([]), LAYOUT, 1)) == 0
+
+
+def test_localized_rows_carry_the_run_that_they_came_from_on_every_rank() -> None:
+    run = WidenedSlots(ids([9, 10]), start=5)
+    for rank in range(2):
+        rows = localize(run, LAYOUT, rank)
+        assert (rows.rank, rows.layout, len(rows)) == (rank, LAYOUT, 1)
+        assert (rows.start, rows.positions, rows.resolved_at) == (5, 2, None)
+
+
+def test_a_run_written_in_place_after_it_was_verified_is_looked_through_again() -> None:
+    table = torch.tensor([[8, 9, 10, 11], [12, 13, 14, 15]])
+    slots = WidenedSlots(table[0])
+    assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 5]
+    table[0] = ids([9, 9, 8, 11])  # through the table, not through the slots
+    assert localize(slots, LAYOUT, 0).ids.tolist() == [4]
+    assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 4, 5]
+    table[0] = ids([8, 9, 12, 13])
+    assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 6]
+
+
+def test_a_run_is_verified_for_each_number_of_ranks_by_itself() -> None:
+    slots, wide = WidenedSlots(ids([8, 9, 12, 13, 14])), DcpLayout(3, 2, num_pages=4)
+    for _ in range(2):
+        assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 6]  # agrees with positions
+        assert localize(slots, wide, 2).ids.tolist() == [2, 4]  # does not
+
+
+def test_slots_of_inference_mode_are_localized_and_looked_through_each_time() -> None:
+    with torch.inference_mode():
+        slots = WidenedSlots(ids([8, 9, 10]))
+        assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 5]
+        slots.ids[0] = 9
+        assert localize(slots, LAYOUT, 0).ids.tolist() == [5]
+        assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("copied", [copy.copy(SLOTS), copy.deepcopy(SLOTS)])
+def test_a_copy_of_slots_gives_the_same_rows(copied: WidenedSlots) -> None:
+    assert localize(copied, LAYOUT, 0).ids.tolist() == ROWS.ids.tolist()
+
+
+def test_int64_ids_are_kept_and_int32_ids_widened() -> None:
+    wide, narrow = ids([8, 9]), ids([8, 9]).to(torch.int32)
+    assert WidenedSlots(wide).ids is wide
+    assert WidenedSlots(narrow).ids.dtype == torch.int64
+
+
+def test_two_runs_are_not_compared_by_value() -> None:
+    # A comparison of tensors would give a tensor, so == means the same object.
+    assert WidenedSlots(ids([8])) != WidenedSlots(ids([8]))
