@@ -56,6 +56,7 @@ class Partial:
 def merge_partials(partials: Sequence[Partial]) -> Partial:
     """Merge the ranks' partials; computed in float32 (float64 stays), cast back to ``out``'s type.
 
+    ``lse`` comes back in the type of the computation, never narrower.
     All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
     rounding. Errors: IndexSpaceError for no partials, unequal shapes, or ``out`` of unequal types.
     """

@@ -1,0 +1,222 @@
+"""Laws of the merge: the partials of any partition of the keys give the attention over all keys."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvlab.attn import Partial, merge_partials
+
+GARBAGE = (0.0, 7.5, math.nan, math.inf, -math.inf)
+
+
+def attend(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """(out, lse) of all keys by the plain formula in float64. scores (h, n), values (n, d)."""
+    wide = scores.double()
+    return torch.softmax(wide, dim=-1) @ values.double(), torch.logsumexp(wide, dim=-1)
+
+
+def partial_of(scores: Tensor, values: Tensor, keys: Tensor) -> Partial:
+    """What a rank with these keys reports; of no keys, the neutral element."""
+    if len(keys) == 0:
+        return Partial.empty(values.new_zeros(scores.shape[0], values.shape[1]))
+    return Partial(*attend(scores[:, keys], values[keys]))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Scores, values, and a partition of the keys among ranks, some of which may have none."""
+    heads, keys, width = draw(st.integers(1, 3)), draw(st.integers(1, 20)), draw(st.integers(1, 4))
+    seeded = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    scale = draw(st.sampled_from((1.0, 30.0, 300.0)))
+    scores = torch.randn(heads, keys, generator=seeded, dtype=torch.float64) * scale
+    values = torch.randn(keys, width, generator=seeded, dtype=torch.float64)
+    ranks = draw(st.integers(1, 6))
+    owner = torch.tensor(draw(st.lists(st.integers(0, ranks - 1), min_size=keys, max_size=keys)))
+    return scores, values, [torch.nonzero(owner == rank).flatten() for rank in range(ranks)]
+
+
+def close(one: Partial, two: Partial, *, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(one.out, two.out, atol=atol, rtol=atol)
+    torch.testing.assert_close(one.lse, two.lse, atol=atol, rtol=atol)
+
+
+@given(problems())
+@settings(max_examples=150)
+def test_the_merge_of_any_partition_is_attention_over_all_keys(
+    problem: tuple[Tensor, Tensor, list[Tensor]],
+) -> None:
+    scores, values, shards = problem
+    merged = merge_partials([partial_of(scores, values, keys) for keys in shards])
+    close(merged, Partial(*attend(scores, values)))
+
+
+@given(problems(), st.data())
+@settings(max_examples=100)
+def test_neither_the_order_nor_the_grouping_of_the_ranks_matters(
+    problem: tuple[Tensor, Tensor, list[Tensor]], data: st.DataObject
+) -> None:
+    scores, values, shards = problem
+    parts = [partial_of(scores, values, keys) for keys in shards]
+    merged = merge_partials(parts)
+    close(merge_partials(data.draw(st.permutations(parts))), merged)
+    cut = data.draw(st.integers(1, len(parts)))
+    grouped = [merge_partials(group) for group in (parts[:cut], parts[cut:]) if group]
+    close(merge_partials(grouped), merged)
+
+
+@given(problems())
+@settings(max_examples=50)
+def test_empty_shards_are_neutral_and_one_partial_is_itself(
+    problem: tuple[Tensor, Tensor, list[Tensor]],
+) -> None:
+    scores, values, _ = problem
+    whole = Partial(*attend(scores, values))
+    empty = Partial.empty(whole.out)
+    assert empty.out.count_nonzero() == 0
+    assert bool((empty.lse == -math.inf).all())
+    for parts in ([whole], [empty, whole], [whole, empty, empty]):
+        close(merge_partials(parts), whole)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("mark", [-math.inf, math.inf, math.nan])
+def test_a_shard_marked_empty_in_any_way_adds_nothing_whatever_its_out_holds(
+    mark: float, garbage: float
+) -> None:
+    real = Partial(torch.tensor([[1.0, -2.0]]), torch.tensor([3.0]))
+    empty = Partial(torch.full((1, 2), garbage), torch.tensor([mark]))
+    for parts in ([real, empty], [empty, real], [empty, real, empty]):
+        merged = merge_partials(parts)
+        assert merged.out.tolist() == [[1.0, -2.0]]
+        assert merged.lse.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("mark", [-math.inf, math.inf, math.nan])
+def test_with_every_shard_empty_the_result_is_zero_and_empty_again(
+    mark: float, garbage: float
+) -> None:
+    empty = Partial(torch.full((2, 3), garbage), torch.full((2,), mark))
+    merged = merge_partials([empty, empty])
+    assert merged.out.tolist() == [[0.0] * 3] * 2
+    assert merged.lse.tolist() == [-math.inf] * 2
+
+
+def test_rows_are_empty_each_by_itself() -> None:
+    inf = math.inf
+    one = Partial(torch.tensor([[1.0], [2.0], [9.0]]), torch.tensor([0.0, -inf, -inf]))
+    two = Partial(torch.tensor([[9.0], [4.0], [9.0]]), torch.tensor([inf, 0.0, math.nan]))
+    merged = merge_partials([one, two])
+    assert merged.out.flatten().tolist() == [1.0, 4.0, 0.0]
+    assert merged.lse.tolist() == [0.0, 0.0, -inf]
+
+
+def test_a_nan_of_a_shard_with_keys_is_not_hidden() -> None:
+    good = Partial(torch.tensor([1.0]), torch.tensor(0.0))
+    bad = Partial(torch.tensor([math.nan]), torch.tensor(0.0))
+    assert merge_partials([good, bad]).out.isnan().all()
+
+
+def test_a_shard_read_as_lse_zero_carries_weight_which_is_why_empty_is_minus_infinity() -> None:
+    real = Partial(torch.tensor([1.0]), torch.tensor(math.log(4.0)))
+    zero = Partial(torch.tensor([0.0]), torch.tensor(0.0))
+    assert merge_partials([real, zero]).out.item() == pytest.approx(0.8)
+    assert merge_partials([real, Partial.empty(torch.zeros(1))]).out.item() == pytest.approx(1.0)
+
+
+@given(problems())
+@settings(max_examples=50)
+def test_the_door_for_base_two_gives_what_nats_give(
+    problem: tuple[Tensor, Tensor, list[Tensor]],
+) -> None:
+    scores, values, shards = problem
+    parts = [partial_of(scores, values, keys) for keys in shards]
+    in_log2 = [Partial.from_log2(part.out, part.lse / math.log(2.0)) for part in parts]
+    close(merge_partials(in_log2), merge_partials(parts))
+
+
+def test_scores_far_out_of_range_of_exp_neither_overflow_nor_vanish() -> None:
+    for shift in (-5e4, 0.0, 5e4):
+        lse = torch.tensor([shift + math.log(z) for z in (2.0, 8.0)], dtype=torch.float64)
+        out = torch.tensor([[1.0], [0.0]], dtype=torch.float64)
+        parts = [Partial(out[i], lse[i]) for i in range(2)]
+        merged = merge_partials(parts)
+        assert merged.out.item() == pytest.approx(0.2)
+        assert merged.lse.item() == pytest.approx(shift + math.log(10.0))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "atol"),
+    [(torch.bfloat16, 1e-2), (torch.float16, 2e-3), (torch.float32, 1e-6), (torch.float64, 1e-14)],
+)
+@pytest.mark.parametrize("lse_dtype", [torch.float32, torch.float64])
+def test_the_type_of_out_is_kept_and_lse_is_no_narrower_than_float32(
+    dtype: torch.dtype, atol: float, lse_dtype: torch.dtype
+) -> None:
+    seeded = torch.Generator().manual_seed(3)
+    scores = torch.randn(4, 30, generator=seeded).double()
+    values = torch.randn(30, 8, generator=seeded).double()
+    parts = [partial_of(scores, values, torch.arange(r, 30, 3)) for r in range(3)]
+    merged = merge_partials([Partial(p.out.to(dtype), p.lse.to(lse_dtype)) for p in parts])
+    assert merged.out.dtype == dtype
+    assert merged.lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    out, lse = attend(scores, values)
+    loose = 1e-5 if torch.float32 in (lse_dtype, merged.lse.dtype) else 1e-12
+    # A few roundings: the inputs', and the result's.
+    near = 4 * max(atol, loose)
+    torch.testing.assert_close(merged.out.double(), out, atol=near, rtol=near)
+    torch.testing.assert_close(merged.lse.double(), lse, atol=loose, rtol=loose)
+
+
+def test_many_partials_in_half_precision_are_summed_wide() -> None:
+    # 2048 + 1 is 2048 in float16: summed narrow, the small shards would be lost.
+    parts = [Partial(torch.ones(1, dtype=torch.float16), torch.tensor(0.0)) for _ in range(4096)]
+    merged = merge_partials(parts)
+    assert merged.out.item() == 1.0
+    assert merged.lse.item() == pytest.approx(math.log(4096), abs=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(1,), (0,), (0, 4), (2, 0), (2, 3, 4), (2, 1, 3, 5)])
+def test_any_shape_goes_through_and_nothing_in_gives_nothing_out(shape: tuple[int, ...]) -> None:
+    part = Partial(torch.ones(shape), torch.zeros(shape[:-1]))
+    merged = merge_partials((part, part))
+    assert merged.out.shape == part.out.shape
+    assert torch.equal(merged.out, part.out)
+    torch.testing.assert_close(merged.lse, torch.full(shape[:-1], math.log(2.0)))
+
+
+def test_views_of_a_larger_tensor_are_read_as_they_are() -> None:
+    out, lse = torch.arange(24.0).reshape(4, 2, 3), torch.arange(8.0).reshape(4, 2)
+    turned = [Partial(out.transpose(0, 1)[i], lse.T[i]) for i in range(2)]
+    straight = [Partial(out[:, i].clone(), lse[:, i].clone()) for i in range(2)]
+    close(merge_partials(turned), merge_partials(straight), atol=0.0)
+
+
+def test_the_inputs_are_left_as_they_were() -> None:
+    part = Partial(torch.tensor([math.nan]), torch.tensor(math.inf))
+    merge_partials([part, Partial.empty(part.out)])
+    assert bool(part.out.isnan().all())
+    assert part.lse.item() == math.inf
+
+
+def test_gradients_flow_to_shards_with_keys_and_stay_finite_beside_garbage() -> None:
+    out = torch.tensor([1.0], requires_grad=True)
+    lse = torch.tensor(0.5, requires_grad=True)
+    waste = torch.tensor([math.nan], requires_grad=True)
+    mark = torch.tensor(-math.inf, requires_grad=True)
+    merged = merge_partials([Partial(out, lse), Partial(waste, mark)])
+    (merged.out.sum() + merged.lse).backward()  # type: ignore[no-untyped-call]
+    assert (out.grad, lse.grad) == (torch.tensor([1.0]), torch.tensor(1.0))
+    assert (waste.grad, mark.grad) == (torch.tensor([0.0]), torch.tensor(0.0))
+
+
+def test_gradients_of_nothing_but_empty_shards_are_zero() -> None:
+    out = torch.tensor([math.nan], requires_grad=True)
+    lse = torch.tensor(-math.inf, requires_grad=True)
+    merged = merge_partials([Partial(out, lse)])
+    merged.out.sum().backward()  # type: ignore[no-untyped-call]
+    assert (out.grad, lse.grad) == (torch.tensor([0.0]), torch.tensor(0.0))
