@@ -1,0 +1,49 @@
+"""The command ``kvlab report``: its options, and what it prints.
+
+    kvlab report --trace requests.csv --jobs 2      progress on standard error, then the place
+    kvlab report --json                             the manifest on standard output
+
+Exit code 0: the report is there. 1: a notebook failed. 2: an option or the place is of no use.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from kvlab.errors import KvlabError
+from kvlab.report.build import DEFAULT_OUT, NotebookFailed, build_report
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvlab report`` to ``parser``."""
+    parser.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help="folder (%(default)s)"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="request trace to use for the shipped workload"
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="notebooks at a time (as many as cores)"
+    )
+    parser.add_argument(
+        "--notebooks", type=Path, nargs="+", metavar="PATH", help="notebooks or folders of them"
+    )
+    parser.add_argument("--json", action="store_true", help="print the manifest on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build the report that ``args`` asks for; return the exit code."""
+    try:
+        report = build_report(args.out, args.trace, args.jobs, args.notebooks)
+    except NotebookFailed as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KvlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.json:
+        print(json.dumps(report.manifest, indent=1, ensure_ascii=False))
+    else:
+        print(f"report: {report.folder / 'index.html'}")
+    return 0

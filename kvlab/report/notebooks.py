@@ -1,0 +1,92 @@
+"""Execute or check notebooks from the command line.
+
+    python -m kvlab.report.notebooks execute --in-place          all of notebooks/, outputs kept
+    python -m kvlab.report.notebooks execute notebooks/03*.ipynb  runs, keeps nothing
+    python -m kvlab.report.notebooks check                        fast, runs nothing
+
+Exit code 0 if all is well, 1 if a notebook failed or breaks a rule, 2 for a wrong command.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvlab.errors import KvlabError
+from kvlab.lab.findings import output_folder
+from kvlab.report.check import problems
+from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, execute_all
+from kvlab.report.stamps import MAX_NOTEBOOK_BYTES, find_notebooks, write_notebook
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        paths = find_notebooks(args.paths or None)
+        if args.action == "check":
+            found = [sentence for path in paths for sentence in problems(path)]
+        else:
+            found = _execute(paths, args)
+    except KvlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for sentence in found:
+        print(sentence, file=sys.stderr)
+    if found and args.action == "check":
+        print(
+            "after a repair: python -m kvlab.report.notebooks execute --in-place", file=sys.stderr
+        )
+    return 1 if found else 0
+
+
+def _execute(paths: Sequence[Path], args: argparse.Namespace) -> list[str]:
+    """Sentences about what failed. Notebooks are written as soon as each is done."""
+    found: list[str] = []
+
+    def keep(outcome: Outcome) -> None:
+        if outcome.failure is not None or not args.in_place:
+            return
+        size = write_notebook(outcome.notebook, outcome.path)
+        if size >= MAX_NOTEBOOK_BYTES:
+            found.append(
+                f"{outcome.path.name} has {size} bytes, bound {MAX_NOTEBOOK_BYTES}: show fewer or "
+                "smaller pictures"
+            )
+
+    outcomes = execute_all(
+        paths,
+        figures=args.figures or output_folder(),
+        jobs=args.jobs,
+        timeout_s=args.timeout,
+        on_done=keep,
+    )
+    return [o.failure.sentence for o in outcomes if o.failure is not None] + found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m kvlab.report.notebooks", description="Execute or check notebooks."
+    )
+    actions = parser.add_subparsers(dest="action", required=True)
+    execute = actions.add_parser("execute", help="run notebooks, each in a kernel of its own")
+    execute.add_argument("--in-place", action="store_true", help="keep the outputs in the files")
+    execute.add_argument("--jobs", type=int, metavar="N", help="notebooks at a time (cores)")
+    execute.add_argument(
+        "--timeout",
+        type=int,
+        default=CELL_TIMEOUT_S,
+        metavar="S",
+        help="seconds a cell may take (%(default)s)",
+    )
+    execute.add_argument(
+        "--figures", type=Path, metavar="DIR", help="where notebooks save (build/figures)"
+    )
+    check = actions.add_parser("check", help="hold notebooks against the rules, running nothing")
+    for action in (execute, check):
+        action.add_argument("paths", nargs="*", help="notebooks or folders (the folder notebooks)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
