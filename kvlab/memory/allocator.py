@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import PoolError
-from kvlab.index import DcpLayout, pages_of_free
-from kvlab.index.layout import require_int
+from kvlab.index import DcpLayout, merge_touching, pages_of_free
+from kvlab.index.layout import require_index, require_int
 from kvlab.index.spaces import as_ids, require_within
 
 
@@ -51,7 +51,7 @@ class PagedTokenToKVPoolAllocator:
     def alloc(self, tokens: int) -> Tensor | None:
         """Whole pages: int64 ``(tokens,)`` slots, or None when short.
 
-        Errors: LayoutError unless ``tokens`` is a multiple of W.
+        Errors: PoolError unless ``tokens`` is a multiple of W.
         """
         require_int("tokens", tokens, 0, "tokens to allocate")
         if tokens % self.page_size:
@@ -67,39 +67,48 @@ class PagedTokenToKVPoolAllocator:
 
         Fills the page of ``last_loc`` (the slot of position ``prefix_len - 1``) first, then whole
         pages, then a ragged tail. None changes nothing. Errors: PoolError when ``last_loc`` is
-        not where the prefix ends.
+        not where the prefix ends, or lies in a page that is not handed out.
         """
         require_int("prefix_len", prefix_len, 0, "positions that have slots")
         require_int("seq_len", seq_len, prefix_len, "positions after the extend, >= prefix_len")
-        self._require_last(last_loc, prefix_len)
+        last_loc = self._require_last(last_loc, prefix_len)
         room = -prefix_len % self.page_size
         first = min(room, seq_len - prefix_len)
         rest = seq_len - prefix_len - first
         pages = self._take(-(-rest // self.page_size))
         if pages is None:
             return None
-        head = torch.arange(last_loc + 1, last_loc + 1 + first, device=self.device)
+        head = torch.arange(first, device=self.device) + (last_loc + 1)
         return torch.cat([head, self._slots(pages)[:rest]])
 
     def alloc_decode(self, seq_lens: Sequence[int], last_locs: Sequence[int]) -> Tensor | None:
         """One slot a request, int64 ``(requests,)``, or None when short (nothing changes).
 
         ``seq_lens``: positions of each request after this token; ``last_locs``: the slot of
-        position ``seq_len - 2``. A page is taken only where a request crosses into one.
+        position ``seq_len - 2``. A page is taken only where a request crosses into one. Errors:
+        PoolError as ``alloc_extend``, and when two requests would get one slot.
         """
         if len(seq_lens) != len(last_locs):
             raise PoolError(
                 f"seq_lens and last_locs name the same requests: got {len(seq_lens)} and "
                 f"{len(last_locs)}"
             )
+        lasts = []
         for n, last in zip(seq_lens, last_locs, strict=True):
             require_int("seq_len", n, 1, "positions of a request, its new token included")
-            self._require_last(last, n - 1)
+            lasts.append(self._require_last(last, n - 1))
         opening = [i for i, n in enumerate(seq_lens) if (n - 1) % self.page_size == 0]
+        inside = [x for x, n in zip(lasts, seq_lens, strict=True) if (n - 1) % self.page_size]
+        if len(set(inside)) != len(inside):
+            twice = next(last for last in inside if inside.count(last) > 1)
+            raise PoolError(
+                f"a slot goes to one request: two of the {len(lasts)} requests name last_loc "
+                f"{twice}, so both would get slot {twice + 1}; read each from its own row"
+            )
         pages = self._take(len(opening))
         if pages is None:
             return None
-        out = [last + 1 for last in last_locs]
+        out = [last + 1 for last in lasts]
         for i, page in zip(opening, pages, strict=True):
             out[i] = page * self.page_size
         return torch.tensor(out, dtype=torch.int64, device=self.device)
@@ -124,23 +133,26 @@ class PagedTokenToKVPoolAllocator:
             ranges: half-open position ranges; each merged one must begin on a widened page.
 
         Errors: IndexSpaceError for a range that shares a page with another or begins inside a
-        page; PoolError when a page is free already. Then nothing is freed.
+        page; PoolError for a range past the row, for a row that does not begin its pages with
+        their first slot, and when a page is free already. Then nothing is freed.
         """
         slots = as_ids(row, "row")
-        pages = []
-        for index in pages_of_free(ranges, self.page_size):
-            at = index * self.page_size
-            if at >= len(slots):
-                raise PoolError(
-                    f"a range must lie in the row: position {at} of a row of {len(slots)}"
-                )
-            pages.append(int(slots[at]) // self.page_size)
-        ends = [end for _, end in ranges]
-        if ends and max(ends) > len(slots):
+        merged = merge_touching(ranges)
+        if merged and merged[-1][1] > len(slots):
             raise PoolError(
-                f"a range must lie in the row: it ends at {max(ends)}, the row at {len(slots)}"
+                f"a range must lie in the row: it ends at {merged[-1][1]}, the row at "
+                f"{len(slots)}; pass the whole row of req_to_token, from position 0"
             )
-        self._release(pages)
+        positions = [page * self.page_size for page in pages_of_free(merged, self.page_size)]
+        heads = slots[positions].tolist()
+        for position, head in zip(positions, heads, strict=True):
+            if head % self.page_size:
+                raise PoolError(
+                    f"position {position} begins a page of {self.page_size}, so its slot must "
+                    f"too: got slot {head}; pass the whole row of req_to_token, from position 0; "
+                    f"nothing was freed"
+                )
+        self._release([head // self.page_size for head in heads])
 
     @contextmanager
     def free_group(self) -> Iterator[None]:
@@ -171,11 +183,11 @@ class PagedTokenToKVPoolAllocator:
         return broken
 
     def _take(self, count: int) -> list[int] | None:
-        if count > len(self._free) and self._staged:
+        if count > len(self._free) + len(self._staged):
+            return None
+        if count > len(self._free):
             self._free = sorted([*self._free, *self._staged], reverse=True)
             self._staged = []
-        if count > len(self._free):
-            return None
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._is_free[page] = False
@@ -213,12 +225,21 @@ class PagedTokenToKVPoolAllocator:
         heads = torch.tensor(pages, dtype=torch.int64, device=self.device) * self.page_size
         return (heads[:, None] + torch.arange(self.page_size, device=self.device)).reshape(-1)
 
-    def _require_last(self, last_loc: int, prefix_len: int) -> None:
+    def _require_last(self, last_loc: int, prefix_len: int) -> int:
+        last_loc = require_index("last_loc", last_loc)
         if prefix_len == 0:
-            return
+            return last_loc
         if (last_loc + 1) % self.page_size != prefix_len % self.page_size or last_loc < 0:
             raise PoolError(
                 f"last_loc must be the slot of position {prefix_len - 1}: got {last_loc}, whose "
                 f"offset {last_loc % self.page_size} in its page of {self.page_size} is not "
                 f"{(prefix_len - 1) % self.page_size}; read it from req_to_token"
             )
+        page = last_loc // self.page_size
+        if not 1 <= page <= self.layout.num_pages or self._is_free[page]:
+            raise PoolError(
+                f"last_loc must lie in a page that is handed out: got {last_loc} in page {page} "
+                f"of 1..{self.layout.num_pages} ({self.used_pages} handed out); read it from "
+                f"req_to_token, before the request is freed"
+            )
+        return last_loc
