@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.index.layout import require_int
+from kvlab.index.layout import require_index, require_int
 from kvlab.index.spaces import as_ids, require_within
 
 
@@ -50,7 +50,7 @@ class ReqToTokenPool:
     def append(self, req: int, slots: Tensor) -> None:
         """Write the slots of the next positions. Errors: PoolError past max_context or for an
         unused row; IndexSpaceError for ids that the layout does not hand out."""
-        have = self.length(req)
+        req, have = self._used(req)
         ids = as_ids(slots, "slots")
         if have + len(ids) > self.max_context:
             raise PoolError(
@@ -64,33 +64,30 @@ class ReqToTokenPool:
         self._lens[req] = have + len(ids)
 
     def slots(self, req: int, start: int = 0, end: int | None = None) -> WidenedSlots:
-        """The slots of positions ``start .. end-1`` (default: all that are written)."""
-        have = self.length(req)
-        stop = have if end is None else end
+        """The slots of positions ``start .. end-1`` (default: all that are written), as a copy:
+        they outlive the row."""
+        req, have = self._used(req)
+        start = require_index("start", start)
+        stop = have if end is None else require_index("end", end)
         if not 0 <= start <= stop <= have:
             raise IndexSpaceError(
                 f"positions must be written ones: got [{start}, {stop}) of request {req}, which "
                 f"has [0, {have})"
             )
-        return WidenedSlots(self.req_to_token[req, start:stop], start)
+        return WidenedSlots(self.req_to_token[req, start:stop].to(torch.int64, copy=True), start)
 
     def last_slot(self, req: int) -> int:
         """The slot of the newest position, -1 when there is none (as alloc_extend wants it)."""
-        have = self.length(req)
+        req, have = self._used(req)
         return int(self.req_to_token[req, have - 1]) if have else -1
 
     def length(self, req: int) -> int:
         """Positions written. Errors: PoolError for a row that is not in use."""
-        if req not in self._lens:
-            raise PoolError(
-                f"request row {req} is not in use ({len(self._lens)} of {self.size} are); "
-                f"call alloc() first"
-            )
-        return self._lens[req]
+        return self._used(req)[1]
 
     def free(self, req: int) -> None:
         """Give a row back; its cells become -1. Errors: PoolError for one that is not in use."""
-        self.length(req)
+        req, _ = self._used(req)
         self.req_to_token[req] = -1
         del self._lens[req]
         self._free.append(req)
@@ -105,10 +102,25 @@ class ReqToTokenPool:
             row = self.req_to_token[req]
             if have and int(row[:have].min()) < self.layout.first_slot:
                 broken.append(f"request {req} has a hole among its {have} positions")
+            if have and int(row[:have].max()) >= self.layout.slot_end:
+                broken.append(f"request {req} has a slot past the layout's {self.layout.slot_end}")
             if bool((row[have:] != -1).any()):
                 broken.append(f"request {req} has cells written past its {have} positions")
             cells.append(row[:have])
+        for req in set(range(self.size)) - set(self._lens):
+            if bool((self.req_to_token[req] != -1).any()):
+                broken.append(f"request row {req} is not in use and has cells written")
         written = torch.cat(cells) if cells else torch.empty(0)
         if len(torch.unique(written)) != len(written):
             broken.append("a slot stands at two positions of the table")
         return broken
+
+    def _used(self, req: int) -> tuple[int, int]:
+        """(req, positions written) of a row in use. True would pass for 1 and index otherwise."""
+        req = require_index("request row", req)
+        if req not in self._lens:
+            raise PoolError(
+                f"request row {req} is not in use ({len(self._lens)} of {self.size} are); "
+                f"call alloc() first"
+            )
+        return req, self._lens[req]
