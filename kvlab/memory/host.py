@@ -65,12 +65,13 @@ class HostArena:
 
     def give(self, block: Tensor) -> None:
         """Take a block back. Errors: BackupError for one that is not lent (given back twice)."""
-        if self._lent.pop(block.data_ptr(), None) is None:
+        # The block itself, not another view of its memory: that could be shorter.
+        if self._lent.get(block.data_ptr()) is not block:
             raise BackupError(
                 f"only a lent block can be given back: got a block of {block.numel()} bytes that "
                 f"is not among the {len(self._lent)} lent ones; a backup gives its block back once"
             )
-        self._idle.append(block)
+        self._idle.append(self._lent.pop(block.data_ptr()))
 
     def audit(self) -> list[str]:
         """The broken laws: blocks are lent or idle, never both, and keep under the bound."""

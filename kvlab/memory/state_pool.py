@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from kvlab.errors import BackupError, PoolError
-from kvlab.index.layout import require_int
+from kvlab.index.layout import require_index, require_int
 from kvlab.memory.backup import StateBackup
 
 
@@ -35,6 +35,9 @@ class StatePool:
     ) -> None:
         require_int("slots", slots, 1, "requests whose state the pool can hold")
         require_int("layers", layers, 1, "layers with recurrent state")
+        for name, shape in (("conv_shape", conv_shape), ("temporal_shape", temporal_shape)):
+            for length in shape:
+                require_int(name, length, 1, "a length of one layer's state")
         self.slots, self.layers = slots, layers
         self.conv = torch.zeros(layers, slots + 1, *conv_shape, dtype=dtype, device=device)
         self.temporal = torch.zeros(layers, slots + 1, *temporal_shape, dtype=dtype, device=device)
@@ -53,7 +56,7 @@ class StatePool:
 
     def free(self, slot: int) -> None:
         """Give a slot back. Errors: PoolError for one that is not in use."""
-        self._require_used(slot)
+        slot = self._require_used(slot)
         self._used.remove(slot)
         self._free.append(slot)
 
@@ -63,7 +66,7 @@ class StatePool:
 
     def get_cpu_copy(self, slot: int) -> StateBackup:
         """Copy one request's state to the host. Errors: PoolError for an unused slot."""
-        self._require_used(slot)
+        slot = self._require_used(slot)
         return StateBackup(
             self.conv[:, slot].cpu().clone(),
             self.temporal[:, slot].cpu().clone(),
@@ -71,13 +74,13 @@ class StatePool:
 
     def load_cpu_copy(self, backup: StateBackup, slot: int) -> None:
         """Write a state into a newly allocated slot. Errors: PoolError, BackupError for shapes."""
-        self.check_load(backup, slot)
+        slot = self.check_load(backup, slot)
         self.conv[:, slot] = backup.conv.to(self.conv.device)
         self.temporal[:, slot] = backup.temporal.to(self.temporal.device)
 
-    def check_load(self, backup: StateBackup, slot: int) -> None:
-        """Raise what ``load_cpu_copy`` would raise, and write nothing."""
-        self._require_used(slot)
+    def check_load(self, backup: StateBackup, slot: int) -> int:
+        """The slot, once nothing stands against ``load_cpu_copy``; writes nothing."""
+        slot = self._require_used(slot)
         for name, has, place in (
             ("conv", backup.conv, self.conv),
             ("temporal", backup.temporal, self.temporal),
@@ -89,6 +92,7 @@ class StatePool:
                     f"{tuple(has.shape)} {has.dtype}, the pool's {tuple(want.shape)} "
                     f"{want.dtype}; nothing was written"
                 )
+        return slot
 
     def audit(self) -> list[str]:
         """The broken laws: free and used partition 1..slots, and slot 0 holds nothing."""
@@ -102,9 +106,11 @@ class StatePool:
             broken.append("the reserved state slot 0 was written")
         return broken
 
-    def _require_used(self, slot: int) -> None:
+    def _require_used(self, slot: int) -> int:
+        slot = require_index("state slot", slot)  # True would pass for 1 and index otherwise
         if slot not in self._used:
             raise PoolError(
                 f"a state slot must be in use: got {slot} of 1..{self.slots} "
                 f"({len(self._used)} in use); slot 0 is reserved; call alloc() first"
             )
+        return slot
