@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, look_up_rows
-from kvlab.index.layout import require_int
+from kvlab.index.layout import require_index, require_int
 from kvlab.index.spaces import make_rows
 from kvlab.memory.host import HostArena
 from kvlab.memory.mla_pool import MLATokenToKVPool
@@ -30,15 +30,15 @@ class PageTable:
     """``v2p`` and its inverse for one layout; shared by the ranks, like the request table.
 
     ``layout`` is the virtual side: pages 1..N can be mapped. ``physical_pages`` exist below (page 0
-    is the padding page of both). ``moves`` counts compactions: a pool that has not copied its rows
-    for the newest one refuses to serve.
+    is the padding page of both). Compactions are counted and remembered: a pool that has not copied
+    its rows for each of them, in order, refuses to serve.
     """
 
     layout: DcpLayout
     physical_pages: int
     v2p: Tensor = field(init=False)
     p2v: Tensor = field(init=False)
-    moves: int = 0
+    _made: list[list[tuple[int, int]]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         require_int("physical_pages", self.physical_pages, 1, "pages below the table")
@@ -46,26 +46,36 @@ class PageTable:
         self.p2v = torch.full((self.physical_pages + 1,), -1, dtype=torch.int64)
         self.v2p[0] = self.p2v[0] = 0
 
+    @property
+    def moves(self) -> int:
+        """Compactions made (those that moved a page)."""
+        return len(self._made)
+
+    def compaction(self, number: int) -> list[tuple[int, int]]:
+        """The (from, to) physical pages of the compaction of this number, from 0."""
+        return list(self._made[number])
+
     def map_pages(self, virtual: list[int]) -> bool:
         """Give each virtual page a physical one, lowest free first; False (nothing) when short.
 
-        Errors: PoolError for a page that is mapped already, or out of range.
+        Errors: PoolError for a page that is mapped already, named twice, or out of range.
         """
+        virtual = self._require_virtual(virtual)
         for page in virtual:
-            self._require_virtual(page)
             if int(self.v2p[page]) >= 0:
                 raise PoolError(f"virtual page {page} is mapped already, to {int(self.v2p[page])}")
         free = torch.nonzero(self.p2v < 0).flatten()[: len(virtual)].tolist()
-        if len(free) < len(virtual) or len(set(virtual)) != len(virtual):
+        if len(free) < len(virtual):
             return False
         for v, p in zip(virtual, free, strict=True):
             self.v2p[v], self.p2v[p] = p, v
         return True
 
     def unmap_pages(self, virtual: list[int]) -> None:
-        """Free the physical pages. Errors: PoolError for a page that is not mapped."""
+        """Free the physical pages. Errors: PoolError for a page that is not mapped, or named
+        twice; then nothing is freed."""
+        virtual = self._require_virtual(virtual)
         for page in virtual:
-            self._require_virtual(page)
             if int(self.v2p[page]) < 0:
                 raise PoolError(f"virtual page {page} is not mapped: it cannot be unmapped")
         for page in virtual:
@@ -89,14 +99,18 @@ class PageTable:
             virtual = int(self.p2v[high])
             self.v2p[virtual], self.p2v[low], self.p2v[high] = low, virtual, -1
             moves.append((high, low))
-        self.moves += bool(moves)
+        if moves:
+            self._made.append(list(moves))
         return moves
 
     def audit(self) -> list[str]:
         """The broken laws: the map and its inverse agree, and page 0 maps to page 0."""
         broken = []
         mapped = torch.nonzero(self.v2p >= 0).flatten()
-        if not torch.equal(self.p2v[self.v2p[mapped]], mapped):
+        pages = self.v2p[mapped]
+        if bool((pages > self.physical_pages).any()):
+            broken.append(f"v2p names a page past the {self.physical_pages} physical ones")
+        elif not torch.equal(self.p2v[pages], mapped):
             broken.append("v2p and p2v disagree")
         if len(mapped) != int((self.p2v >= 0).sum()):
             broken.append("the page table maps two virtual pages to one physical page")
@@ -104,12 +118,17 @@ class PageTable:
             broken.append("the padding page is mapped elsewhere")
         return broken
 
-    def _require_virtual(self, page: int) -> None:
-        if not 1 <= page <= self.layout.num_pages:
-            raise PoolError(
-                f"a virtual page must lie in [1, {self.layout.num_pages}]: got {page}; page 0 is "
-                f"the padding page"
-            )
+    def _require_virtual(self, pages: list[int]) -> list[int]:
+        pages = [require_index("virtual page", page) for page in pages]
+        for page in pages:
+            if not 1 <= page <= self.layout.num_pages:
+                raise PoolError(
+                    f"a virtual page must lie in [1, {self.layout.num_pages}]: got {page}; page 0 "
+                    f"is the padding page"
+                )
+        if len(set(pages)) != len(pages):
+            raise PoolError(f"each virtual page is named once: got {pages}; nothing was changed")
+        return pages
 
 
 class UnifiedKVPool(MLATokenToKVPool):
@@ -169,18 +188,25 @@ class UnifiedKVPool(MLATokenToKVPool):
         return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.moves)
 
     def apply_moves(self, moves: list[tuple[int, int]]) -> None:
-        """Copy this rank's rows for the newest compaction, in its order."""
-        if self._applied != self.table.moves - bool(moves):
+        """Copy this rank's rows for the next compaction that it has not applied, in its order.
+
+        Errors: PoolError for moves of another compaction; then nothing is copied.
+        """
+        if not moves:
+            return
+        done, made = self._applied, self.table.moves
+        due = self.table.compaction(done) if done < made else []
+        if moves != due:
             raise PoolError(
-                f"compactions are applied one by one: rank {self.rank} has applied "
-                f"{self._applied}, the table has made {self.table.moves}"
+                f"compactions are applied one by one, in their order: rank {self.rank} has applied "
+                f"{done} of {made}, next are the moves {due}: got {moves}; nothing was copied"
             )
         size = self.layout.page_size
         for source, target in moves:
             self.buffer[:, target * size : (target + 1) * size] = self.buffer[
                 :, source * size : (source + 1) * size
             ]
-        self._applied = self.table.moves
+        self._applied = done + 1
 
     def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
         """Copy rows between virtual slots of one owner. Errors as the sharded pool's."""
