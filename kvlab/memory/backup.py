@@ -28,23 +28,24 @@ class KvBackup:
     """Rows of one rank for positions ``start .. start+positions-1``.
 
     Fields: ``layout`` and ``rank`` of the pool; ``space`` ("sharded", "replicated", "resolved");
-    ``rows`` this rank holds of the positions; ``kv`` ``(layers, rows, elements)`` on the host, in
-    the pool's storage dtype; ``checksum`` of kv, taken in blocks of ``page_size``; ``state`` of a
-    hybrid pool.
+    ``row_format``: what the bytes of a row mean; ``rows`` this rank holds of the positions; ``kv``
+    ``(layers, rows, elements)`` on the host, in the pool's storage dtype; ``checksum`` of kv, taken
+    in blocks of ``page_size``; ``state`` of a hybrid pool.
     """
 
     layout: DcpLayout
     rank: int
     space: str
+    row_format: str
     start: int
     positions: int
-    kv: Tensor
+    kv: Tensor = field(repr=False)
     checksum: str
     page_size: int
-    state: StateBackup | None = None
-    _arena: HostArena | None = None
-    _block: Tensor | None = None
-    _spent: list[str] = field(default_factory=list)
+    state: StateBackup | None = field(default=None, repr=False)
+    _arena: HostArena | None = field(default=None, repr=False)
+    _block: Tensor | None = field(default=None, repr=False)
+    _spent: list[str] = field(default_factory=list, repr=False)
 
     @property
     def rows(self) -> int:
@@ -93,7 +94,13 @@ class KvBackup:
 
 
 def require_fits(
-    backup: KvBackup, layout: DcpLayout, rank: int, space: str, start: int, positions: int
+    backup: KvBackup,
+    rows: PhysicalRows,
+    *,
+    layout: DcpLayout,
+    rank: int,
+    space: str,
+    row_format: str,
 ) -> None:
     """Raise BackupError unless the backup belongs to this pool and exactly these positions."""
     backup.require_unspent()
@@ -101,8 +108,9 @@ def require_fits(
         ("layout", backup.layout, layout, "restore it into a pool of its own layout"),
         ("rank", backup.rank, rank, "each rank restores its own backup"),
         ("space", backup.space, space, "restore it into the kind of pool it came from"),
-        ("first position", backup.start, start, "pass the slots of the same positions"),
-        ("position count", backup.positions, positions, "allocate as many slots as were backed up"),
+        ("row format", backup.row_format, row_format, "the same bytes would mean other values"),
+        ("first position", backup.start, rows.start, "pass the slots of the same positions"),
+        ("position count", backup.positions, rows.positions, "allocate as many slots as it has"),
     ):
         if has != want:
             raise BackupError(
@@ -111,8 +119,15 @@ def require_fits(
             )
 
 
-def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor) -> None:
-    """Raise BackupError unless backup and place have as many rows, each of them one row."""
+def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor, first_row: int) -> None:
+    """Raise BackupError unless backup and place have as many rows, each of them one row that can
+    hold a token. A plain KV pool cannot restore a state: that needs the hybrid pool."""
+    if backup.state is not None:
+        raise BackupError(
+            f"rows and state of a request are restored together: the backup of {backup.positions} "
+            f"positions has a state, and this pool keeps none; restore it through the "
+            f"HybridLinearKVPool that made it; nothing was written"
+        )
     place = (buffer.shape[0], len(rows), buffer.shape[2])
     if tuple(backup.kv.shape) != place or backup.kv.dtype != buffer.dtype:
         raise BackupError(
@@ -126,18 +141,26 @@ def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor) -> N
             f"each position needs a row of its own: {len(rows)} rows, {different} different; "
             f"pass newly allocated slots; nothing was written"
         )
+    if len(rows) and int(rows.ids.min()) < first_row:
+        raise BackupError(
+            f"a row that is restored must lie past the padding page of {first_row} rows: got row "
+            f"{int(rows.ids.min())}; pass rows of slots that the allocator handed out; nothing "
+            f"was written"
+        )
 
 
 def back_up(
     buffer: Tensor,
     rows: PhysicalRows,
-    row_layout: DcpLayout,
+    *,
     layout: DcpLayout,
     rank: int,
     space: str,
+    row_format: str,
+    page_size: int,
     arena: HostArena,
 ) -> KvBackup:
-    """Copy localized rows of all layers into a block of the arena.
+    """Copy localized rows of all layers into a block of the arena; ``page_size`` in rows.
 
     Errors: BackupError when the arena is full; then nothing was taken.
     """
@@ -147,12 +170,13 @@ def back_up(
     if block is None:
         raise BackupError(
             f"a backup must fit the host arena: {size} bytes for {rows.positions} positions of "
-            f"rank {rank}, {arena.lent_bytes} of {arena.capacity_bytes} bytes are lent; restore "
-            f"or discard backups, or raise capacity_bytes; nothing was changed"
+            f"rank {rank}, in blocks of {arena.grain}; {arena.lent_bytes} of "
+            f"{arena.capacity_bytes} bytes are lent; restore or discard backups, or raise "
+            f"capacity_bytes; nothing was changed"
         )
     kv = block[:size].view(buffer.dtype).view(layers, len(rows), elements)
     try:
-        digest = gather_rows(buffer, rows.ids, kv, row_layout.page_size)
+        digest = gather_rows(buffer, rows.ids, kv, page_size)
     except BaseException:
         arena.give(block)
         raise
@@ -160,11 +184,12 @@ def back_up(
         layout=layout,
         rank=rank,
         space=space,
+        row_format=row_format,
         start=rows.start,
         positions=rows.positions,
         kv=kv,
         checksum=digest,
-        page_size=row_layout.page_size,
+        page_size=page_size,
         _arena=arena,
         _block=block,
     )

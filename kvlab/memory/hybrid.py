@@ -68,11 +68,12 @@ class HybridLinearKVPool:
                 f"{'no' if backup.state is None else 'a'} state, state_slot is {state_slot}; "
                 f"nothing was written"
             )
-        self.full.check_load(backup, slots)
-        if backup.state is not None and state_slot is not None:
-            self.state.check_load(backup.state, state_slot)
-            self.state.load_cpu_copy(backup.state, state_slot)
-        self.full.load_cpu_copy(backup, slots)
+        if backup.state is None or state_slot is None:
+            self.full.load_cpu_copy(backup, slots)
+            return
+        self.state.check_load(backup.state, state_slot)
+        self.full.load_cpu_copy(replace(backup, state=None), slots)  # checks, then writes
+        self.state.load_cpu_copy(backup.state, state_slot)
 
     def audit(self) -> list[str]:
         """The broken laws of both pools."""

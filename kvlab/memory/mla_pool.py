@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, owned_elements
-from kvlab.index.layout import require_int, require_rank
-from kvlab.index.moves import localize_move
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+from kvlab.index.layout import require_index, require_int, require_rank
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
 from kvlab.memory.host import HostArena
+from kvlab.memory.plans import move_plan, pack_rows, write_plan
 from kvlab.memory.rows import scatter_rows
 from kvlab.ranks import require_rank_here
 
@@ -102,6 +102,11 @@ class MLATokenToKVPool:
         return self.layout.dcp_size
 
     @property
+    def row_format(self) -> str:
+        """What the bytes of a row mean, as a backup remembers it: parts and dtype."""
+        return f"{self.kv_lora_rank} + {self.qk_rope_head_dim} {self.dtype}"
+
+    @property
     def kv_buffer(self) -> list[Tensor]:
         """One view a layer, ``(rows, 1, elements)`` in the storage dtype, as upstream names it."""
         return [layer.unsqueeze(1) for layer in self.buffer]
@@ -146,11 +151,12 @@ class MLATokenToKVPool:
         Errors: IndexSpaceError when a pair has two owners, or a slot lies outside the layout.
         """
         self._require_here()
+        target, source = as_ids(target, "target slots"), as_ids(source, "source slots")
         for name, ids in (("target slot", target), ("source slot", source)):
             end = self.row_layout.slot_end
             instead = "the padding page holds no token"
-            require_within(as_ids(ids, name), self.row_layout.first_slot, end, name, instead)
-        to, at = localize_move(target, source, self.row_layout.dcp_size, self.row_rank)
+            require_within(ids, self.row_layout.first_slot, end, name, instead)
+        to, at = move_plan(target, source, self.row_layout, self.row_rank)
         self.buffer[:, self._move_rows(to)] = self.buffer[:, self._move_rows(at)]
 
     def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows) -> KvBackup:
@@ -161,7 +167,14 @@ class MLATokenToKVPool:
         """
         rows = self._rows_of(slots)
         return back_up(
-            self.buffer, rows, self.row_layout, self.layout, self.rank, self.space, self.host
+            self.buffer,
+            rows,
+            layout=self.layout,
+            rank=self.rank,
+            space=self.space,
+            row_format=self.row_format,
+            page_size=self.row_layout.page_size,
+            arena=self.host,
         )
 
     def load_cpu_copy(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
@@ -169,19 +182,27 @@ class MLATokenToKVPool:
 
         The new slots are localized by themselves: nothing of the old ones is used. Everything is
         checked before the first byte is written. Errors: BackupError for a spent or changed
-        backup, another layout, rank or position range; IndexSpaceError as ``get_cpu_copy``.
+        backup, another layout, rank, row format or position range, rows of the padding page, or a
+        state that this pool cannot restore; IndexSpaceError as ``get_cpu_copy``.
         """
-        self.check_load(backup, slots)
-        rows = self._rows_of(slots)
+        rows = self.check_load(backup, slots)
         scatter_rows(self.buffer, rows.ids, backup.kv, self.row_layout.page_size)
         backup.close("restored")
 
-    def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
-        """Raise what ``load_cpu_copy`` would raise, and write nothing."""
+    def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
+        """The rows to write, once nothing stands against ``load_cpu_copy``; writes nothing."""
         rows = self._rows_of(slots)
-        require_fits(backup, self.layout, self.rank, self.space, rows.start, rows.positions)
-        require_same_rows(backup, rows, self.buffer)
+        require_fits(
+            backup,
+            rows,
+            layout=self.layout,
+            rank=self.rank,
+            space=self.space,
+            row_format=self.row_format,
+        )
+        require_same_rows(backup, rows, self.buffer, self.row_layout.first_row)
         backup.verify()
+        return rows
 
     def audit(self) -> list[str]:
         """The broken laws: the padding page is never written, and the arena keeps its bound."""
@@ -201,40 +222,27 @@ class MLATokenToKVPool:
 
     def _write_plan(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(elements, rows) that this rank stores of in-bounds ids."""
-        layout = self.row_layout
-        kept = torch.where(ids >= layout.first_slot, ids, -1)
-        live = torch.nonzero(kept >= 0).flatten()
-        mine = live[owned_elements(ids[live], layout.dcp_size, self.row_rank, layout.interleave)]
-        turn = layout.dcp_size * layout.interleave
-        rows = ids[mine] // turn * layout.interleave + ids[mine] % layout.interleave
-        return mine, rows
+        return write_plan(ids, self.row_layout, self.row_rank)
 
     def _move_rows(self, rows: Tensor) -> Tensor:
         return rows
 
     def _require_write_loc(self, ids: Tensor) -> None:
         instead = (
-            f"write ids of this pool are widened slots with span {self.write_loc_dcp_span}, -1 is "
-            f"a hole; {self.row_layout.row_end} is the bound of a row, not of a slot"
+            f"write ids are widened slots, -1 is a hole; {self.layout.row_end} is the bound of a "
+            f"row of a sharded pool, not of a slot"
         )
         require_within(ids, -1, self.row_layout.slot_end, "write slot", instead)
 
     def _store(
         self, layer: int, elements: Tensor, rows: Tensor, n: int, k_nope: Tensor, k_rope: Tensor
     ) -> None:
-        for name, part, width in (
-            ("k_nope", k_nope, self.kv_lora_rank),
-            ("k_rope", k_rope, self.qk_rope_head_dim),
-        ):
-            if tuple(part.shape) != (n, width):
-                raise PoolError(
-                    f"{name} must have shape ({n}, {width}), one row a slot: got "
-                    f"{tuple(part.shape)}"
-                )
-        row = torch.cat([k_nope[elements], k_rope[elements]], dim=1).to(self.dtype)
-        self.buffer[self._layer(layer)][rows] = row.view(self.buffer.dtype)
+        widths = (self.kv_lora_rank, self.qk_rope_head_dim)
+        packed = pack_rows(k_nope, k_rope, n, widths, elements, self.dtype)
+        self.buffer[self._layer(layer)][rows] = packed.view(self.buffer.dtype)
 
     def _layer(self, layer: int) -> int:
+        layer = require_index("layer", layer)
         if not 0 <= layer < self.layers:
             raise PoolError(f"layer must lie in [0, {self.layers}): got {layer}")
         return layer

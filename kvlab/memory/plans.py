@@ -1,0 +1,72 @@
+"""What one rank does of a write or a move: which elements of the ids, which rows, which values.
+
+Pure functions of tensors and a layout. A pool adds its bounds, its page table if it has one, and
+the copy itself.
+
+Worked example, c=2, page_size=2: of a write to slots [0, 8, 9, 10, -1] rank 0 stores elements
+[1, 3] in rows [4, 5]; slot 0 (padding) and -1 (hole) are stored by nobody.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import IndexSpaceError, PoolError
+from kvlab.index import DcpLayout, localize_move, owned_elements, owner_of, row_of
+
+
+def write_plan(ids: Tensor, layout: DcpLayout, rank: int) -> tuple[Tensor, Tensor]:
+    """(elements, rows) that ``rank`` stores of in-bounds ids: int64 ``(m,)`` each."""
+    live = torch.nonzero(ids >= layout.first_slot).flatten()
+    mine = live[owned_elements(ids[live], layout.dcp_size, rank, layout.interleave)]
+    return mine, row_of(ids[mine], layout.dcp_size, layout.interleave)
+
+
+def move_plan(
+    target: Tensor, source: Tensor, layout: DcpLayout, rank: int
+) -> tuple[Tensor, Tensor]:
+    """(to, from) rows that ``rank`` moves of in-bounds slots: int64 ``(m,)`` each.
+
+    Errors: IndexSpaceError when a pair has two owners, or the lists differ in length.
+    """
+    c, turn = layout.dcp_size, layout.interleave
+    if turn == 1 or len(target) != len(source):
+        return localize_move(target, source, c, rank)
+    owner, wanted = owner_of(source, c, turn), owner_of(target, c, turn)
+    bad = torch.nonzero(owner != wanted).flatten()
+    if len(bad):
+        at = int(bad[0])
+        raise IndexSpaceError(
+            f"a move is local to one rank: source slot {int(source[at])} (rank {int(owner[at])}) "
+            f"and target slot {int(target[at])} (rank {int(wanted[at])}) at index {at} have "
+            f"different owners; choose a target of rank {int(owner[at])} (interleave {turn}), or "
+            f"transfer between the ranks"
+        )
+    mine = owner == rank
+    return row_of(target[mine], c, turn), row_of(source[mine], c, turn)
+
+
+def pack_rows(
+    k_nope: Tensor,
+    k_rope: Tensor,
+    n: int,
+    widths: tuple[int, int],
+    elements: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """The rows ``(m, sum(widths))`` that a rank stores of ``elements``, both parts, in ``dtype``.
+
+    Errors: PoolError unless the parts are ``(n, width)`` tensors of a float dtype.
+    """
+    parts = []
+    for name, part, width in zip(("k_nope", "k_rope"), (k_nope, k_rope), widths, strict=True):
+        given: object = part
+        if not isinstance(given, Tensor) or not given.is_floating_point():
+            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+            raise PoolError(f"{name} must be a tensor of a float dtype: got {kind}")
+        if tuple(part.shape) != (n, width):
+            raise PoolError(
+                f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(part.shape)}"
+            )
+        # A pool holds values, not the graph that made them.
+        parts.append(part.detach()[elements].to(dtype))
+    return torch.cat(parts, dim=1)
