@@ -69,14 +69,14 @@ class FingerprintCells:
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Store the fingerprints. Errors: PoolError for a number that float32 cannot hold."""
         for name, values in (("request", rids), ("position", positions)):
-            if values.numel() and int(values.max()) >= _EXACT:
+            if values.numel() and int(values.max()) + 1 >= _EXACT:
                 raise PoolError(
-                    f"a fingerprint holds numbers below {_EXACT}: got {name} {int(values.max())}"
+                    f"a fingerprint holds numbers below {_EXACT - 1}: got {name} "
+                    f"{int(values.max())}"
                 )
         for pool in self.pools:
             for layer in range(pool.layers):
-                mark = torch.full_like(rids, layer)
-                row = torch.stack([rids, positions, mark], dim=1).to(torch.float32)
+                row = _fingerprint(rids, positions, layer)
                 pool.set_mla_kv_buffer(layer, slots, row, row[:, :1])
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
@@ -112,15 +112,15 @@ class FingerprintCells:
             want = rows.source + slots.start
             for layer in range(pool.layers):
                 found, tail = pool.get_mla_kv_buffer(layer, rows)
-                mark = torch.full_like(want, layer)
-                expected = torch.stack([torch.full_like(want, rid), want, mark], dim=1)
-                wrong = (found != expected).any(dim=1) | (tail[:, 0] != rid)
+                expected = _fingerprint(torch.full_like(want, rid), want, layer)
+                wrong = (found != expected).any(dim=1) | (tail != expected[:, :1]).any(dim=1)
                 if bool(wrong.any()):
                     at = int(torch.nonzero(wrong)[0])
                     raise PoolError(
                         f"a row must hold what was written: rank {pool.rank}, layer {layer}, row "
-                        f"{int(rows.ids[at])} holds {found[at].tolist()} (request, position, "
-                        f"layer), expected {expected[at].tolist()}; {int(wrong.sum())} of "
+                        f"{int(rows.ids[at])} holds (request, position, layer) = "
+                        f"{(found[at] - 1).int().tolist()}, expected "
+                        f"{(expected[at] - 1).int().tolist()}; {int(wrong.sum())} of "
                         f"{len(rows)} rows are wrong"
                     )
         if seen != len(slots):
@@ -131,3 +131,9 @@ class FingerprintCells:
     def audit(self) -> list[str]:
         """The broken laws of the pools."""
         return [law for pool in self.pools for law in pool.audit()]
+
+
+def _fingerprint(rids: Tensor, positions: Tensor, layer: int) -> Tensor:
+    """float32 ``(n, 3)``: request, position, layer, each plus 1: a fresh pool is all zeros."""
+    marks = torch.stack([rids, positions, torch.full_like(rids, layer)], dim=1)
+    return (marks + 1).to(torch.float32)
