@@ -1,0 +1,260 @@
+"""The rules of a decode node as tables and laws, and the texts of a configuration's errors."""
+
+import math
+from dataclasses import FrozenInstanceError
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.engine.policy import (
+    NewTokenRatio,
+    NodeConfig,
+    allocatable,
+    need_single,
+    opens_page,
+    paged,
+    ratio_budget,
+    required_by_ratio,
+    required_to_admit,
+    required_to_resume,
+    victim_key,
+)
+from kvlab.errors import StudyError
+from kvlab.index import DcpLayout
+
+LAYOUTS = st.builds(DcpLayout, st.integers(1, 8), st.integers(1, 64), st.just(10))
+W8 = NodeConfig(DcpLayout(2, 4, 10), reserved_decode_tokens=5, clip_max_new_tokens=20)
+PLAIN = NodeConfig(DcpLayout(1, 1, 1))
+
+# Pages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("tokens", "whole"), [(0, 0), (1, 8), (8, 8), (9, 16), (16, 16)])
+def test_tokens_are_rounded_up_to_whole_widened_pages(tokens: int, whole: int) -> None:
+    assert paged(tokens, W8.layout) == whole
+
+
+@given(LAYOUTS, st.integers(0, 10_000))
+def test_a_page_opens_exactly_when_one_token_more_needs_one_page_more(
+    layout: DcpLayout, kv_tokens: int
+) -> None:
+    more = layout.pages_for(kv_tokens + 1) - layout.pages_for(kv_tokens)
+    assert more == opens_page(kv_tokens, layout)
+
+
+def test_the_worked_example_opens_page_two_at_the_third_forward() -> None:
+    assert [opens_page(6 + g - 1, W8.layout) for g in (1, 2, 3)] == [False, False, True]
+
+
+# Who is retracted ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ((3, 5, 1), (4, 5, 2)),  # fewer generated
+        ((3, 9, 1), (3, 5, 2)),  # longer prompt
+        ((3, 5, 2), (3, 5, 1)),  # joined later
+        ((3, 1, 1), (4, 9, 2)),  # what was generated counts before the prompt
+        ((3, 6, 1), (3, 5, 2)),  # the prompt counts before the order of joining
+    ],
+)
+def test_victims_go_by_generated_then_prompt_then_joining(
+    first: tuple[int, int, int], then: tuple[int, int, int]
+) -> None:
+    assert victim_key(*first) < victim_key(*then)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1))
+def test_victims_go_as_upstream_pops_them_from_a_stable_descending_sort(
+    batch: list[tuple[int, int]],
+) -> None:
+    order = sorted(range(len(batch)), key=lambda i: (batch[i][0], -batch[i][1]), reverse=True)
+    popped = order[::-1]
+    ours = sorted(range(len(batch)), key=lambda i: victim_key(*batch[i], i))
+    assert ours == popped
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.integers(1, 50), st.integers(0, 50))
+def test_the_order_of_victims_stays_while_all_decode(
+    generated: int, other: int, prompt: int, forwards: int
+) -> None:
+    before = victim_key(generated, prompt, 1) < victim_key(other, prompt, 2)
+    after = victim_key(generated + forwards, prompt, 1) < victim_key(other + forwards, prompt, 2)
+    assert before == after
+
+
+# Budgets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("available", "running", "single", "queued", "budget"),
+    [
+        (100, 0, 0, 0, 100),
+        (100, 3, 0, 0, 85),  # a reserve of 5 for each running request
+        (100, 3, 40, 0, 60),  # ... or what the largest lacks, whichever is more
+        (100, 3, -7, 0, 85),
+        (100, 3, 40, 70, -10),  # and what the retracted are owed
+    ],
+)
+def test_what_may_be_handed_out(
+    available: int, running: int, single: int, queued: int, budget: int
+) -> None:
+    assert allocatable(available, running, W8, single, queued) == budget
+
+
+@pytest.mark.parametrize(
+    ("largest", "retractable", "need"), [(None, 0, 0), (90, 30, 60), (90, 120, -30)]
+)
+def test_the_largest_lacks_what_the_others_could_not_give_it(
+    largest: int | None, retractable: int, need: int
+) -> None:
+    assert need_single(largest, retractable) == need
+
+
+def test_to_resume_takes_whole_pages_and_the_reserve() -> None:
+    assert [required_to_resume(kv, W8) for kv in (1, 8, 9)] == [13, 13, 21]
+
+
+@pytest.mark.parametrize(
+    ("fill", "still", "retractable", "need", "charge"),
+    [
+        (9, 4, 0, 21, 21),  # pages and reserve: 16 + 5
+        (9, 15, 0, 24, 21),  # its whole output: 9 + 15
+        (9, 900, 0, 29, 21),  # ... which is clipped at 20
+        (9, 900, 6, 23, 21),  # ... less what could be retracted
+        (9, 900, 60, 21, 21),
+        (9, 0, 0, 21, 21),
+    ],
+)
+def test_to_enter_takes_room_to_finish_and_is_charged_for_pages_and_reserve(
+    fill: int, still: int, retractable: int, need: int, charge: int
+) -> None:
+    assert required_to_admit(fill, still, retractable, W8) == (need, charge)
+
+
+def test_the_ratio_rule_asks_for_pages_and_the_clipped_output() -> None:
+    assert [required_by_ratio(9, still, W8) for still in (0, 7, 900)] == [16, 23, 36]
+    assert ratio_budget(100, 40, 0.5) == 80.0
+
+
+# The new-token ratio ---------------------------------------------------------------------------
+
+
+def test_the_ratio_decays_from_0_7_to_its_floor_in_600_forwards() -> None:
+    ratio = NewTokenRatio(0.7)
+    assert ratio.value(PLAIN) == 0.7
+    assert ratio.after(300).value(PLAIN) == pytest.approx(0.399)
+    assert ratio.after(600).value(PLAIN) == pytest.approx(0.098)
+    assert ratio.after(10_000).value(PLAIN) == 0.098
+
+
+@given(st.floats(0, 1), st.integers(0, 900), st.integers(0, 900))
+def test_jumping_decays_the_ratio_as_stepping_does(base: float, first: int, then: int) -> None:
+    ratio = NewTokenRatio(base)
+    assert ratio.after(first).after(then) == ratio.after(first + then)
+    assert ratio.after(first + then).value(PLAIN) <= ratio.after(first).value(PLAIN)
+    assert PLAIN.min_new_token_ratio <= ratio.after(first).value(PLAIN) <= max(base, 0.098)
+
+
+@pytest.mark.parametrize(
+    ("survivors", "base"),
+    [
+        ([(30, 99)], 50 / 100),  # (30 + 20) / (99 + 1)
+        ([(30, 99), (10, 100)], 80 / 200),
+        ([(90, 99)], 1.0),
+        ([], 0.0),
+    ],
+)
+def test_a_retraction_sets_the_ratio_to_what_the_survivors_have_of_what_they_asked(
+    survivors: list[tuple[int, int]], base: float
+) -> None:
+    ratio = NewTokenRatio.after_retraction(iter(survivors), PLAIN)
+    assert ratio == NewTokenRatio(base)
+    assert ratio.value(PLAIN) == max(base, 0.098)
+
+
+# Configuration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked_for", "output", "asked"), [(None, 9, 9), (4, 9, 4), (99, 9, 99)])
+def test_clients_ask_for_what_they_get_unless_told_otherwise(
+    asked_for: int | None, output: int, asked: int
+) -> None:
+    assert NodeConfig(W8.layout, max_new_tokens=asked_for).asked(output) == asked
+
+
+@given(st.floats(0, 1e6), st.sampled_from([0.001, 0.025, 0.5, 3.0]))
+def test_a_request_is_seen_in_the_first_step_that_is_not_before_it(
+    arrival_s: float, step_time_s: float
+) -> None:
+    step = NodeConfig(W8.layout, step_time_s=step_time_s).arrival_step(arrival_s)
+    assert step == math.ceil(Fraction(arrival_s) / Fraction(step_time_s))
+
+
+@pytest.mark.parametrize(
+    ("name", "low"),
+    [
+        ("concurrency", 1),
+        ("max_running", 1),
+        ("reserved_decode_tokens", 0),
+        ("clip_max_new_tokens", 1),
+        ("max_new_tokens", 1),
+        ("force_retract_interval", 1),
+        ("host_capacity_tokens", 0),
+        ("token_bytes", 1),
+        ("ratio_decay_steps", 1),
+        ("retract_decode_steps", 0),
+    ],
+)
+def test_counts_are_ints_with_a_lower_bound(name: str, low: int) -> None:
+    wrong: list[Any] = [low - 1, True, 2.0, "3"]
+    if name not in {
+        "concurrency",
+        "max_running",
+        "max_new_tokens",
+        "force_retract_interval",
+        "host_capacity_tokens",
+    }:
+        wrong.append(None)
+    for value in wrong:
+        text = f"^{name} must be an int of at least {low}: got {value!r}$"
+        with pytest.raises(StudyError, match=text):
+            NodeConfig(W8.layout, **{name: value})
+    for right in (low, low + 1):
+        given_right: dict[str, Any] = {name: right}
+        assert getattr(NodeConfig(W8.layout, **given_right), name) == right
+
+
+@pytest.mark.parametrize("seconds", [0.0, -0.1, math.inf, math.nan])
+def test_a_step_takes_a_finite_time(seconds: float) -> None:
+    with pytest.raises(StudyError, match=r"^step_time_s must be a finite time above 0 seconds: "):
+        NodeConfig(W8.layout, step_time_s=seconds)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 0.5), (0.6, 0.5), (0.5, 1.1), (math.nan, 0.5)])
+def test_ratios_are_ordered_shares(low: float, high: float) -> None:
+    text = (
+        rf"^ratios must satisfy 0 < min <= initial <= 1: got min_new_token_ratio={low}, "
+        rf"initial_new_token_ratio={high}$"
+    )
+    with pytest.raises(StudyError, match=text):
+        NodeConfig(W8.layout, min_new_token_ratio=low, initial_new_token_ratio=high)
+
+
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [("restore", "backup, recompute"), ("admission", "reserved, new_token_ratio")],
+)
+def test_a_rule_is_one_of_those_that_exist(name: str, allowed: str) -> None:
+    other: dict[str, Any] = {name: "swap"}
+    with pytest.raises(StudyError, match=f"^{name} must be one of {allowed}: got 'swap'$"):
+        NodeConfig(W8.layout, **other)
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(FrozenInstanceError):
+        W8.token_bytes = 2  # type: ignore[misc]
