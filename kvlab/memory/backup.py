@@ -28,9 +28,10 @@ class KvBackup:
     """Rows of one rank for positions ``start .. start+positions-1``.
 
     Fields: ``layout`` and ``rank`` of the pool; ``space`` ("sharded", "replicated", "resolved");
-    ``row_format``: what the bytes of a row mean; ``rows`` this rank holds of the positions; ``kv``
-    ``(layers, rows, elements)`` on the host, in the pool's storage dtype; ``checksum`` of kv, taken
-    in blocks of ``page_size``; ``state`` of a hybrid pool.
+    ``row_format``: what the bytes of a row mean; ``rows`` this rank holds of the positions, and in
+    ``source`` int64 ``(rows,)`` which of them, counted from ``start``; ``kv`` ``(layers, rows,
+    elements)`` on the host, in the pool's storage dtype; ``checksum`` of kv, taken in blocks of
+    ``page_size``; ``state`` of a hybrid pool.
     """
 
     layout: DcpLayout
@@ -39,6 +40,7 @@ class KvBackup:
     row_format: str
     start: int
     positions: int
+    source: Tensor = field(repr=False)
     kv: Tensor = field(repr=False)
     checksum: str
     page_size: int
@@ -120,8 +122,8 @@ def require_fits(
 
 
 def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor, first_row: int) -> None:
-    """Raise BackupError unless backup and place have as many rows, each of them one row that can
-    hold a token. A plain KV pool cannot restore a state: that needs the hybrid pool."""
+    """Raise BackupError unless backup and place have rows of the same positions, each of them one
+    row that can hold a token. A plain KV pool cannot restore a state: the hybrid pool can."""
     if backup.state is not None:
         raise BackupError(
             f"rows and state of a request are restored together: the backup of {backup.positions} "
@@ -134,6 +136,16 @@ def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor, firs
             f"row counts must match on both sides: backup {tuple(backup.kv.shape)} "
             f"{backup.kv.dtype}, place {place} {buffer.dtype} (layers, rows, elements); "
             f"nothing was written"
+        )
+    # Equal counts are not enough: in a run out of phase each rank has as many rows of other tokens.
+    bad = torch.nonzero(backup.source != rows.source.to(backup.source.device)).flatten()
+    if len(bad):
+        at = int(bad[0])
+        raise BackupError(
+            f"a row goes back to its own position: row {at} of the backup is of position "
+            f"{backup.start + int(backup.source[at])}, of the place of position "
+            f"{backup.start + int(rows.source[at])}; new slots must have the owners of the old "
+            f"ones, as slots in page order have; nothing was written"
         )
     different = len(torch.unique(rows.ids))
     if different != len(rows):
@@ -187,6 +199,7 @@ def back_up(
         row_format=row_format,
         start=rows.start,
         positions=rows.positions,
+        source=rows.source,
         kv=kv,
         checksum=digest,
         page_size=page_size,
