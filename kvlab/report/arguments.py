@@ -4,6 +4,7 @@
     kvlab report --json                             the manifest on standard output
 
 Exit code 0: the report is there. 1: a notebook failed. 2: an option or the place is of no use.
+130: interrupted.
 """
 
 import argparse
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from kvlab.errors import KvlabError
 from kvlab.report.build import DEFAULT_OUT, NotebookFailed, build_report
+
+STOPPED = 130  # what shells report for an interrupt
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +45,9 @@ def run(args: argparse.Namespace) -> int:
     except KvlabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nstopped; the report was not changed", file=sys.stderr)
+        return STOPPED
     if args.json:
         print(json.dumps(report.manifest, indent=1, ensure_ascii=False))
     else:

@@ -110,12 +110,10 @@ def _write_index(
     figures: Sequence[SavedFigure],
     manifest: Mapping[str, object],
 ) -> None:
-    number = pages[0].stem.split("_")[0]
     values = {
         "origin": origin,
         "notebooks": pages,
         "titles": {page.stem: page.title for page in pages},
-        "start": int(number) if number.isdecimal() else 1,
         "findings": read_findings(half / "figures"),
         "figures": [_shown(figure) for figure in figures],
         "seeds": sorted({str(f.origin["seed"]) for f in figures if f.origin["seed"] is not None}),
@@ -140,7 +138,7 @@ def _shown(figure: SavedFigure) -> dict[str, object]:
         "shown": "svg" if light else "png",
         "width": width,
         "height": height,
-        "endings": [*figure.sha256, "json"],
+        "endings": ["svg", "pdf", "png", "csv", "json"],
     }
 
 

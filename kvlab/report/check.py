@@ -29,6 +29,9 @@ _MACHINE_PATH = re.compile(
     rf"(?:(?<![\w./-])/(?:{_ROOTS})/|[A-Za-z]:\\Users\\|site-packages)[^\s'\"<]*"
 )
 
+_CODE_SPAN = re.compile(r"```.*?```|`[^`\n]*`", re.S)
+_FORMULA = re.compile(r"\$\$|(?<!\\)\$(?=\S)[^$\n]*[^\s$\\]\$(?!\d)")
+
 
 def problems(path: Path) -> list[str]:
     """One sentence for each rule that the notebook of ``path`` breaks; none if it is fine.
@@ -57,6 +60,12 @@ def _structure(notebook: NotebookNode) -> Iterator[str]:
             f"has cells of {statistics.median(lengths):g} code lines (median), bound "
             f"{MAX_MEDIAN_CODE_LINES}: move code into the package"
         )
+    for number, cell in enumerate(notebook.cells, start=1):
+        if cell.cell_type == "markdown" and _FORMULA.search(_CODE_SPAN.sub("", cell.source)):
+            yield (
+                f"has a formula in dollar signs in cell {number}, which only shows online: write "
+                "it as code, `W = P * c`"
+            )
     if "widgets" in notebook.metadata:
         yield "has metadata.widgets, which hides the still pictures in exports"
 

@@ -31,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KvlabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("\nstopped; notebooks that had finished are kept", file=sys.stderr)
+        return 130
     for sentence in found:
         print(sentence, file=sys.stderr)
     if found and args.action == "check":

@@ -50,6 +50,12 @@ class Page:
     question: str
     duration_s: float
 
+    @property
+    def number(self) -> int | None:
+        """3 for the stem "03_crash"; None for a stem without a number."""
+        first = self.stem.split("_")[0]
+        return int(first) if first.isdecimal() else None
+
 
 def environment() -> Environment:
     """The templates; text is escaped, and a name that is missing is an error."""
@@ -110,7 +116,7 @@ def notebook_body(notebook: NotebookNode, folder: Path, stems: Sequence[str]) ->
             image["alt"] = "picture without description"
         if _REMOTE.match(str(image.get("src", ""))):
             image.replace_with(f"[picture on the web: {image['alt']}]")
-    for wide in soup.find_all("pre"):
+    for wide in soup.select("pre, .output_png"):
         wide["tabindex"] = "0"  # a keyboard can scroll it
     for table in soup.find_all("table"):
         table.attrs.pop("border", None)

@@ -34,6 +34,7 @@ from kvlab.viz.style import WIDTH_IN, figure, use_style, wrapped
 
 Draw = Callable[..., Figure | tuple[Figure, str]]
 TITLE_IN, GAP_IN = 0.3, 0.125
+OUT_OF_SIGHT = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
 
 
 class Panel:
@@ -155,8 +156,10 @@ class Panel:
         self._image.layout.display = None
         self._image.width, self._image.height = str(picture.width), str(picture.height)
         self._image.value = picture.png
-        self._image.tooltip = picture.alt  # what a screen reader says: Image has no alt
-        self._note.value = f'<p role="status">{html.escape(self.text)}</p>' if self.text else ""
+        # Image has no alt text, and the tooltip that could stand in for it makes JupyterLab's
+        # image view fail; so the sentence carries it for screen readers, out of sight.
+        shown = f"<p>{html.escape(self.text)}</p>" if self.text else ""
+        self._note.value = f'{shown}<p style="{OUT_OF_SIGHT}">{html.escape(picture.alt)}</p>'
 
     def _require(self, name: str) -> None:
         if name not in self._controls:
