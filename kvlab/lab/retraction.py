@@ -1,0 +1,248 @@
+"""How often does a decode node retract, as the DCP size and the memory budget grow?
+
+One run of the event scheduler for each (DCP size, budget): the same requests, the same rules, the
+budget of one *rank* turned into pages by the model's geometry. More ranks hold more tokens, since
+each token is stored once: capacity grows by exactly c, and retractions stop where the working set
+fits. Every number here is *simulated*: a step has no duration unless arrivals are placed on steps.
+
+Rows are written as they are made and kept under a hash of everything that decides them, so a study
+that is killed and started again runs only what is missing.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+from joblib import Parallel, delayed
+
+import kvlab
+from kvlab.engine.events import simulate
+from kvlab.engine.policy import NodeConfig
+from kvlab.engine.workload import Workload
+from kvlab.errors import StudyError
+from kvlab.index import DcpLayout
+from kvlab.memory import geometry, plan_pool
+from kvlab.memory.capacity import gib
+
+GIB = 2**30
+#: The columns that every table of this study has, in this order, before the others.
+COLUMNS = (
+    "dcp_size",
+    "budget_gib",
+    "capacity_tokens",
+    "requests",
+    "retractions",
+    "retracted_tokens",
+    "aborted",
+    "backup_gib",
+)
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class RetractionStudy:
+    """Retraction counts over DCP sizes and memory budgets.
+
+    Args:
+        workload: the requests; its digest is part of every row's identity.
+        model: a name of ``data/models/geometry.csv``; dtype: storage of a row.
+        dcp_sizes: values of c; budgets_gib: KV memory of one *rank*, GiB.
+        page_size: rows of one page (P).
+        concurrency: closed loop of that many requests; None: open loop, by arrival time.
+        restore: "backup" or "recompute".
+        reserved_decode_tokens: room kept for each running request at admission. Upstream's default
+            is 512, at which short outputs never run the pool dry; 64 shows the effect.
+        step_time_s, force_retract_interval: as in ``NodeConfig``.
+
+    Errors: StudyError for empty axes; CapacityError for a budget below two pages.
+    """
+
+    workload: Workload
+    model: str = "Kimi-Linear-48B-A3B"
+    dtype: str = "bf16"
+    dcp_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    budgets_gib: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
+    page_size: int = 64
+    concurrency: int | None = 128
+    restore: str = "backup"
+    reserved_decode_tokens: int = 64
+    step_time_s: float = 0.025
+    force_retract_interval: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, axis in (("dcp_sizes", self.dcp_sizes), ("budgets_gib", self.budgets_gib)):
+            if not axis or len(set(axis)) != len(axis):
+                raise StudyError(f"{name} must name at least one value, each once: got {axis}")
+        for c, budget in self.points():
+            self.config(c, budget)
+
+    def points(self) -> list[tuple[int, float]]:
+        """The (DCP size, budget) pairs, budget by budget."""
+        return [(c, budget) for budget in self.budgets_gib for c in self.dcp_sizes]
+
+    def config(self, dcp_size: int, budget_gib: float) -> NodeConfig:
+        """The node of one point. Errors: CapacityError when the budget buys no page."""
+        model = geometry(self.model)
+        plan = plan_pool(model, gib(budget_gib), dcp_size, self.page_size, self.dtype)
+        return NodeConfig(
+            DcpLayout(dcp_size, self.page_size, plan.num_pages),
+            concurrency=self.concurrency,
+            restore=self.restore,  # type: ignore[arg-type]  # NodeConfig checks the word
+            admission="reserved" if self.restore == "backup" else "new_token_ratio",
+            reserved_decode_tokens=self.reserved_decode_tokens,
+            step_time_s=self.step_time_s,
+            force_retract_interval=self.force_retract_interval,
+            token_bytes=model.bytes_per_token(self.dtype),
+        )
+
+    def parameters(self) -> dict[str, str | int | float | list[float] | None]:
+        """What decides the figures, as plain values for an origin stamp."""
+        return {
+            "workload": self.workload.name,
+            "digest": self.workload.digest[:12],
+            "model": self.model,
+            "dtype": self.dtype,
+            "page_size": self.page_size,
+            "concurrency": self.concurrency,
+            "restore": self.restore,
+            "reserved_decode_tokens": self.reserved_decode_tokens,
+            "budgets_gib": list(self.budgets_gib),
+        }
+
+    def run(
+        self,
+        *,
+        jobs: int | None = None,
+        cache: Path | None = None,
+        progress: Progress | None = None,
+    ) -> pd.DataFrame:
+        """One row a point, in the order of ``points``.
+
+        Args:
+            jobs: processes (joblib); None takes the cores of this machine.
+            cache: folder of finished rows; None keeps none.
+            progress: called with (rows done, rows).
+
+        Columns: ``COLUMNS``, then finished, forwards, decode_tokens, resumed, recomputed_tokens,
+        peak_pages, peak_running, peak_host_gib, num_pages, label ('simulated').
+        """
+        points = self.points()
+        rows: dict[int, dict[str, object]] = {}
+        for i, (c, budget) in enumerate(points):
+            kept = _read(cache, self._key(c, budget))
+            if kept is not None:
+                rows[i] = kept
+        missing = [i for i in range(len(points)) if i not in rows]
+        if progress is not None:
+            progress(len(rows), len(points))
+        for i, row in self._made(missing, points, jobs):
+            rows[i] = row
+            _write(cache, self._key(*points[i]), row)
+            if progress is not None:
+                progress(len(rows), len(points))
+        table = pd.DataFrame([rows[i] for i in range(len(points))])
+        return table[[*COLUMNS, *[name for name in table.columns if name not in COLUMNS]]]
+
+    def _made(
+        self, missing: list[int], points: list[tuple[int, float]], jobs: int | None
+    ) -> Iterator[tuple[int, dict[str, object]]]:
+        workers = min(jobs or os.cpu_count() or 1, len(missing))
+        if workers <= 1:
+            for i in missing:
+                yield i, _point(self, *points[i])
+            return
+        pool = Parallel(n_jobs=workers, return_as="generator_unordered")
+        yield from pool(delayed(_numbered)(i, self, *points[i]) for i in missing)
+
+    def _key(self, dcp_size: int, budget_gib: float) -> str:
+        facts = {
+            "kvlab": kvlab.__version__,
+            "digest": self.workload.digest,
+            "model": asdict(geometry(self.model)),
+            "config": asdict(self.config(dcp_size, budget_gib)),
+            "budget": budget_gib,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def suggest_budgets(
+    workload: Workload, model: str, dtype: str = "bf16", concurrency: int | None = 128
+) -> tuple[float, ...]:
+    """Four budgets a rank (GiB) around the working set of a workload, for a first look.
+
+    The working set is what ``concurrency`` requests of mean length hold (open loop: what 128
+    would); the budgets are 1/16, 1/8, 1/4 and 1/2 of it, but never below what the longest request
+    needs at DCP 1.
+    """
+    tokens = [r.prompt_tokens + r.output_tokens for r in workload.requests]
+    each = geometry(model).bytes_per_token(dtype)
+    working = (concurrency or 128) * sum(tokens) / len(tokens) * each / GIB
+    least = 1.05 * (max(tokens) + 512 + 128) * each / GIB
+    budgets = {
+        float(f"{max(working * share, least):.3g}") for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+    }
+    return tuple(sorted(budgets))
+
+
+def with_restore(study: RetractionStudy, restore: str) -> RetractionStudy:
+    """The same study with the other way back: "backup" or "recompute"."""
+    return replace(study, restore=restore)
+
+
+def _numbered(
+    i: int, study: RetractionStudy, dcp_size: int, budget: float
+) -> tuple[int, dict[str, object]]:
+    return i, _point(study, dcp_size, budget)
+
+
+def _point(study: RetractionStudy, dcp_size: int, budget: float) -> dict[str, object]:
+    config = study.config(dcp_size, budget)
+    done = simulate(study.workload, config).counters
+    # A retracted request holds KV for all its tokens but the newest.
+    given_back = (
+        done.retracted_input_tokens + done.retracted_output_tokens - done.retracted_requests
+    )
+    return {
+        "dcp_size": dcp_size,
+        "budget_gib": budget,
+        "capacity_tokens": config.layout.capacity_tokens,
+        "requests": done.requests,
+        "retractions": done.retracted_requests,
+        "retracted_tokens": given_back,
+        "aborted": done.aborted,
+        "backup_gib": done.backup_bytes / GIB,
+        "finished": done.finished,
+        "forwards": done.forwards,
+        "decode_tokens": done.decode_tokens,
+        "resumed": done.resumed_requests,
+        "recomputed_tokens": done.recomputed_tokens,
+        "peak_pages": done.peak_pages,
+        "peak_running": done.peak_running,
+        "peak_host_gib": done.peak_host_tokens * config.token_bytes / GIB,
+        "num_pages": config.layout.num_pages,
+        "label": "simulated",
+    }
+
+
+def _read(cache: Path | None, key: str) -> dict[str, object] | None:
+    if cache is None:
+        return None
+    path = cache / f"{key}.json"
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # missing, or half a file of a killed run: made again
+    return row if isinstance(row, dict) and set(COLUMNS) <= set(row) else None
+
+
+def _write(cache: Path | None, key: str, row: dict[str, object]) -> None:
+    if cache is None:
+        return
+    cache.mkdir(parents=True, exist_ok=True)
+    part = cache / f"{key}.{os.getpid()}.part"
+    part.write_text(json.dumps(row), encoding="utf-8")
+    part.replace(cache / f"{key}.json")  # whole or not at all
