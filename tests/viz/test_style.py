@@ -1,0 +1,137 @@
+"""Figures share one look, colour never stands alone, and captions overlap nothing."""
+
+from itertools import combinations, pairwise
+
+import matplotlib as mpl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+from kvlab.errors import KvlabError
+from kvlab.lab.origin import Origin
+from kvlab.viz.style import CYCLE, ROLES, caption, figure, wrapped
+
+ORIGIN = Origin("kvlab owners", 0, {"dcp_size": 4}, "cpu (2 cores)", {"kvlab": "0"}, None, "2026")
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of WCAG 2."""
+    red, green, blue = (
+        c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(color)
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast of WCAG 2, 1 to 21."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_on_a_role_is_readable() -> None:
+    for name, role in ROLES.items():
+        assert contrast(role.ink, role.color) >= 4.5, name
+
+
+def test_roles_differ_without_colour() -> None:
+    looks = [(role.hatch, role.marker) for role in ROLES.values()]
+    assert len(set(looks)) == len(looks)
+    for one, other in combinations(ROLES.values(), 2):
+        # Areas without markers: either the hatch differs or the grey does.
+        assert one.hatch != other.hatch or contrast(one.color, other.color) > 1.5
+
+
+def test_lines_differ_in_colour_dash_and_marker_at_once() -> None:
+    for key in ("color", "linestyle", "marker"):
+        values = [str(entry[key]) for entry in CYCLE]
+        assert len(set(values)) == len(values), key
+
+
+def test_a_figure_has_the_width_of_a_column_and_no_pyplot_window() -> None:
+    assert figure("single").get_figwidth() == 3.5
+    assert figure("double", height=2).get_size_inches().tolist() == [7.2, 2.0]
+    manager = figure().canvas.manager
+    assert manager is None
+
+
+def test_text_is_embedded_in_exports() -> None:
+    figure()
+    assert mpl.rcParams["pdf.fonttype"] == 42
+    assert mpl.rcParams["svg.fonttype"] == "path"
+
+
+def test_an_unknown_width_is_refused() -> None:
+    with pytest.raises(KvlabError, match="width is one of 'single', 'double': got 'wide'"):
+        figure("wide")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("height", [0.1, 100, float("nan")])
+def test_a_height_that_is_no_figure_is_refused(height: float) -> None:
+    with pytest.raises(KvlabError, match=r"height lies in \[0.5, 20.0\] inches: got height="):
+        figure(height=height)
+
+
+def axes_height_in(fig: Figure) -> float:
+    """Height of the first axes in inches, when drawn."""
+    fig.draw_without_rendering()
+    return fig.axes[0].get_position().height * float(fig.get_figheight())
+
+
+def boxes_do_not_overlap(fig: Figure) -> bool:
+    """Whether no caption touches the axes, their labels, another caption, or the border."""
+    fig.draw_without_rendering()
+    texts = [text.get_window_extent() for text in fig.texts]
+    bodies = [box for ax in fig.axes if (box := ax.get_tightbbox()) is not None]
+    inside = all(
+        fig.bbox.x0 <= box.x0 and box.x1 <= fig.bbox.x1 and fig.bbox.y0 <= box.y0 for box in texts
+    )
+    return inside and not any(one.overlaps(o) for one, o in combinations([*texts, *bodies], 2))
+
+
+@pytest.mark.parametrize("width", ["single", "double"])
+@pytest.mark.parametrize("words", [1, 30, 150])
+def test_a_caption_overlaps_nothing_and_the_axes_keep_their_size(width: str, words: int) -> None:
+    fig = figure(width)  # type: ignore[arg-type]
+    fig.subplots().set(xlabel="decode steps", ylabel="retractions", title="Retractions")
+    before = axes_height_in(fig)
+    caption(fig, "retractions " * words, ORIGIN)
+    assert boxes_do_not_overlap(fig)
+    assert axes_height_in(fig) == pytest.approx(before, abs=0.05)
+
+
+def test_a_dollar_sign_in_a_caption_is_a_dollar_sign() -> None:
+    fig = figure()
+    caption(fig, "costs 1 $ to 2 $ a step", ORIGIN)
+    fig.draw_without_rendering()
+    assert fig.texts[0].get_text() == "costs 1 $ to 2 $ a step"
+
+
+def test_a_second_caption_is_refused() -> None:
+    fig = caption(figure(), "once", ORIGIN)
+    with pytest.raises(KvlabError, match="a figure has one caption: this one has it already"):
+        caption(fig, "twice", ORIGIN)
+
+
+def test_an_empty_definition_is_refused() -> None:
+    with pytest.raises(KvlabError, match="a caption defines what is shown: got ' '"):
+        caption(figure(), " ", ORIGIN)
+
+
+def test_a_figure_that_cannot_make_room_is_refused() -> None:
+    with pytest.raises(KvlabError, match=r"needs constrained layout.*make it with"):
+        caption(Figure(), "a definition", ORIGIN)
+
+
+@given(
+    st.lists(st.text("abcWi .,", min_size=1, max_size=12), max_size=30).map(" ".join),
+    st.floats(20, 500),
+)
+def test_wrapping_keeps_every_word_and_splits_only_wide_lines(text: str, room: float) -> None:
+    lines = wrapped(text, 8, room)
+    assert " ".join(lines).split() == text.split()
+    # A line break is only made where the next word did not fit.
+    for line, following in pairwise(lines):
+        joined = f"{line} {following.split()[0]}"
+        assert wrapped(joined, 8, room) != [joined]
