@@ -153,9 +153,10 @@ def test_a_sentinel_is_tested_before_it_is_divided() -> None:
     hole = ids([-1])
     assert (hole % 2).tolist() == [1]  # what makes it look owned by the last rank
     assert (hole // 8).tolist() == [-1]
-    for c in (2, 8):
-        assert owner_of(hole, c).tolist() == row_of(hole, c).tolist() == [-1]
-        assert [localize_fixed_shape(hole, c, r).tolist() for r in range(c)] == [[-1]] * c
+    for c in (2, 3, 8):
+        for marks in (hole, ids([-7]), ids([-(2**63)])):
+            assert owner_of(marks, c).tolist() == row_of(marks, c).tolist() == [-1]
+            assert [localize_fixed_shape(marks, c, r).tolist() for r in range(c)] == [[-1]] * c
 
 
 @pytest.mark.parametrize(("rows", "c", "logical"), [(690_240, 8, 5_521_920), (100, 4, 384)])

@@ -97,6 +97,7 @@ def test_holes_of_a_table_stay_holes_on_the_way_to_the_kernel() -> None:
     rows = ids([8, 9, 10, 11, 20, 21, 22, 23, -1, -1, -1, -1])[None]
     blocks = dcp_local_kv_block_table(rows, page_size=2, dcp_size=2)
     assert blocks.tolist() == [[2, 5, -1]]
+    assert dcp_local_kv_block_table(rows - 8 * (rows < 0), 2, 2).tolist() == [[2, 5, -1]]
     assert expand_kernel_blocks(blocks[0], 2, 1).tolist() == [4, 5, 10, 11, -1, -1]
     assert dcp_indexer_block_table(rows, 2).tolist() == [[4, 5, 10, 11, -1, -1]]
     with pytest.raises(IndexSpaceError, match="got -1 at index 2"):

@@ -95,7 +95,9 @@ def test_what_is_no_tensor_of_int64_or_int32_is_refused(
         TAKES_RAW_IDS[name](given)
 
 
-@pytest.mark.parametrize("name", TAKES_RAW_IDS.keys() - {"topk", "block table", "indexer table"})
+@pytest.mark.parametrize(
+    "name", sorted(TAKES_RAW_IDS.keys() - {"topk", "block table", "indexer table"})
+)
 @pytest.mark.parametrize("shape", [(), (1, 3), (2, 0)])
 def test_ids_of_another_shape_are_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(IndexSpaceError, match=r"must have shape \(n,\), got \("):
@@ -190,6 +192,26 @@ def test_a_run_written_in_place_after_it_was_verified_is_looked_through_again() 
     assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 4, 5]
     table[0] = ids([8, 9, 12, 13])
     assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 6]
+
+
+def test_a_run_is_looked_through_once_until_it_is_written() -> None:
+    looks = []
+
+    def verify(given: torch.Tensor, dcp_size: int, start: int) -> bool:
+        looks.append((given.tolist(), dcp_size, start))
+        return True
+
+    slots = WidenedSlots(ids([8, 9]), start=4)
+    for _ in range(3):
+        assert slots.agrees_with_positions(2, verify)
+    slots.ids[1] = 11
+    assert slots.agrees_with_positions(2, verify)
+    assert looks == [([8, 9], 2, 4), ([8, 11], 2, 4)]
+
+
+def test_a_chunk_begins_where_its_first_element_stands() -> None:
+    piece = WidenedSlots(ids([8, 9, 10, 11]), start=4).chunk(1, 3)
+    assert (piece.ids.tolist(), piece.start) == ([9, 10], 5)
 
 
 def test_a_run_is_verified_for_each_number_of_ranks_by_itself() -> None:
