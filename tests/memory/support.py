@@ -20,6 +20,7 @@ from kvlab.memory import (
     PagedTokenToKVPoolAllocator,
     PageTable,
     ReplicatedKVPool,
+    StatePool,
     UnifiedKVPool,
 )
 
@@ -33,6 +34,7 @@ DTYPES = (
 )
 KINDS = ("sharded", "replicated", "resolved")
 NOPE, ROPE = 2, 1
+C09 = DcpLayout(dcp_size=2, page_size=2, num_pages=3)  # of case c09
 SMALL = DcpLayout(dcp_size=4, page_size=2, num_pages=4)  # W = 8, slots 8..39
 
 
@@ -103,6 +105,21 @@ def make_pools(
     return pools
 
 
+def pools_on(table: PageTable) -> list[UnifiedKVPool]:
+    return [
+        UnifiedKVPool(
+            table,
+            rank,
+            layers=2,
+            kv_lora_rank=2,
+            qk_rope_head_dim=1,
+            dtype=torch.float32,
+            host=HostArena(grain=64),
+        )
+        for rank in range(table.layout.dcp_size)
+    ]
+
+
 def places(pool: MLATokenToKVPool) -> dict[int, int]:
     """Slot to row, for the slots whose rows this pool holds (padding page included)."""
     dealt = deal(pool.layout)
@@ -136,6 +153,8 @@ def assemble(pools: Sequence[MLATokenToKVPool]) -> Tensor:
 
 def bits(values: Tensor) -> Tensor:
     """The bytes of a tensor: NaN equals itself, and 0.0 differs from -0.0."""
+    if not values.numel():  # has no stride to speak of
+        return torch.empty(values.shape, dtype=torch.uint8)
     return values.contiguous().view(torch.uint8)
 
 
@@ -230,3 +249,24 @@ def untouched(pools: Sequence[MLATokenToKVPool]) -> Callable[[], None]:
             assert pool.host.audit() == []
 
     return check
+
+
+def state_pool(slots: int = 4) -> StatePool:
+    return StatePool(slots, layers=3, conv_shape=(4, 2), temporal_shape=(2, 3, 3))
+
+
+def taken(pool: StatePool) -> int:
+    slot = pool.alloc()
+    assert slot is not None
+    return slot
+
+
+def fill(pool: StatePool, slot: int, mark: float) -> None:
+    pool.conv[:, slot] = mark
+    pool.temporal[:, slot] = mark + torch.arange(9.0).view(3, 3)
+
+
+def holds(pool: StatePool, slot: int, mark: float) -> bool:
+    return bool((pool.conv[:, slot] == mark).all()) and bool(
+        (pool.temporal[:, slot] == mark + torch.arange(9.0).view(3, 3)).all()
+    )

@@ -1,0 +1,179 @@
+"""One gather, one scatter: the same as advanced indexing, whatever the rows, and nothing beside."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.memory import rows as rows_module
+from kvlab.memory.rows import checksum, gather_rows, scatter_rows, whole_pages
+
+from .support import bits, ids
+
+WIDTHS = [
+    (torch.uint8, 3),
+    (torch.uint8, 1),
+    (torch.uint8, 6),
+    (torch.uint8, 12),
+    (torch.uint8, 16),
+    (torch.bfloat16, 1),
+    (torch.bfloat16, 5),
+    (torch.float16, 4),
+    (torch.float32, 1),
+    (torch.float32, 3),
+    (torch.float32, 4),
+]
+
+
+def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Random bytes seen as ``dtype``."""
+    made = torch.Generator().manual_seed(seed)
+    width = torch.empty(0, dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (*shape[:-1], shape[-1] * width), dtype=torch.uint8, generator=made)
+    return raw.view(dtype)
+
+
+@st.composite
+def choices(draw: st.DrawFn) -> tuple[list[int], int, int]:
+    """(different rows, page size, rows of the buffer): by pages, ragged, shuffled, or any."""
+    page = draw(st.sampled_from((1, 2, 3, 64)))
+    pages = draw(st.integers(1, 6))
+    order = draw(st.permutations(range(pages)))
+    by_page = [p * page + i for p in order for i in range(page)]
+    how = draw(st.sampled_from(("pages", "ragged", "late", "shuffled", "any")))
+    if how == "ragged":
+        by_page = by_page[: draw(st.integers(0, len(by_page)))]
+    elif how == "late":
+        by_page = by_page[draw(st.integers(0, len(by_page))) :]
+    elif how == "shuffled" and page > 1:
+        at = draw(st.integers(0, pages - 1)) * page
+        by_page[at : at + page] = draw(st.permutations(by_page[at : at + page]))
+    elif how == "any":
+        by_page = draw(st.lists(st.sampled_from(by_page), unique=True))
+    return by_page, page, pages * page
+
+
+@given(choice=choices(), width=st.sampled_from(WIDTHS), block=st.sampled_from((1, 2, 100, 4096)))
+@settings(max_examples=150)
+def test_gather_and_scatter_are_advanced_indexing(
+    choice: tuple[list[int], int, int], width: tuple[torch.dtype, int], block: int
+) -> None:
+    rows, page, total = choice
+    dtype, elements = width
+    buffer = noise(2, total, elements, dtype=dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_BLOCK_ROWS", block)  # many blocks without many rows
+        out = noise(2, len(rows), elements, dtype=dtype, seed=1)
+        kept = buffer.clone()
+        digest = gather_rows(buffer, ids(rows), out, page)
+        assert torch.equal(bits(out), bits(buffer[:, rows]))
+        assert torch.equal(bits(buffer), bits(kept))
+        assert digest == checksum(out, page)
+        target = noise(2, total, elements, dtype=dtype, seed=2)
+        want = target.clone()
+        want[:, rows] = out
+        scatter_rows(target, ids(rows), out, page)
+        assert torch.equal(bits(target), bits(want))
+
+
+@pytest.mark.parametrize("page", [1, 3, 64])
+def test_more_rows_than_a_block_holds(page: int) -> None:
+    total = 3 * 4096 // page * page
+    rows = ids([p * page + i for p in reversed(range(total // page)) for i in range(page)])
+    for chosen in (rows, rows[:-1], rows[1:], rows.flip(0), rows[:4096], rows[:4097]):
+        buffer = noise(2, total, 3, dtype=torch.uint8)
+        out = torch.empty(2, len(chosen), 3, dtype=torch.uint8)
+        assert gather_rows(buffer, chosen, out, page) == checksum(out, page)
+        assert torch.equal(out, buffer[:, chosen])
+        back = torch.zeros_like(buffer)
+        scatter_rows(back, chosen, out, page)
+        want = torch.zeros_like(buffer)
+        want[:, chosen] = out
+        assert torch.equal(back, want)
+
+
+def test_rows_of_a_strided_index_are_the_rows_that_it_names() -> None:
+    buffer = noise(1, 12, 3, dtype=torch.uint8)
+    for page in (1, 2):
+        index = ids([4, 0, 5, 0, 8, 0, 9, 0, 11, 0])[::2]
+        assert not index.is_contiguous()
+        out = torch.empty(1, 5, 3, dtype=torch.uint8)
+        gather_rows(buffer, index, out, page)
+        assert torch.equal(out, buffer[:, [4, 5, 8, 9, 11]])
+        back = torch.zeros_like(buffer)
+        scatter_rows(back, index, out, page)
+        assert torch.equal(back[:, [4, 5, 8, 9, 11]], out)
+
+
+def test_the_same_row_may_be_read_twice() -> None:
+    buffer = noise(2, 6, 3, dtype=torch.uint8)
+    out = torch.empty(2, 4, 3, dtype=torch.uint8)
+    gather_rows(buffer, ids([4, 5, 4, 5]), out, 2)
+    assert torch.equal(out, buffer[:, [4, 5, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("rows", "page", "whole"),
+    [
+        ([], 2, 0),
+        ([4], 2, 0),
+        ([4, 5], 2, 2),
+        ([4, 5, 8, 9, 6], 2, 4),
+        ([5, 4], 2, 0),
+        ([5, 6], 2, 0),
+        ([4, 5, 7, 6, 8, 9], 2, 0),
+        ([4, 6], 2, 0),
+        ([7, 3, 9], 1, 3),
+        ([6, 7, 8, 0, 1, 2, 3], 3, 6),
+        ([4, 4], 2, 0),
+    ],
+)
+def test_whole_pages_are_in_order_from_their_first_row(
+    rows: list[int], page: int, whole: int
+) -> None:
+    assert whole_pages(ids(rows), page) == whole
+
+
+@given(data=st.data())
+@settings(max_examples=100)
+def test_the_checksum_sees_a_changed_element_and_exchanged_blocks_or_layers(
+    data: st.DataObject,
+) -> None:
+    dtype, elements = data.draw(st.sampled_from(WIDTHS))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "_BLOCK_ROWS", 4)
+        host = noise(2, data.draw(st.integers(5, 12)), elements, dtype=dtype)
+        before = checksum(host, 2)
+        assert checksum(host.clone(), 2) == before
+        harmed = host.clone()
+        raw = harmed.view(torch.uint8).view(-1)
+        at = data.draw(st.integers(0, len(raw) - 1))
+        raw[at] ^= data.draw(st.integers(1, 255))
+        assert checksum(harmed, 2) != before
+        for exchanged in (host.flip(0), torch.cat([host[:, 4:], host[:, :4]], dim=1)):
+            if bool((block_sums(exchanged) != block_sums(host)).any()):
+                assert checksum(exchanged.contiguous(), 2) != before
+
+
+def block_sums(host: torch.Tensor) -> torch.Tensor:
+    """Bytes of each layer's blocks of 4 rows, summed: equal sums are what a checksum may miss."""
+    raw = bits(host).to(torch.int64).sum(dim=2)
+    return torch.stack([raw[:, begin : begin + 4].sum(dim=1) for begin in range(0, 12, 4)])
+
+
+def test_the_checksum_depends_on_shape_and_dtype_too() -> None:
+    zero = torch.zeros(2, 6, 4, dtype=torch.uint8)
+    digests = {
+        checksum(zero, 2),
+        checksum(zero.view(2, 3, 8), 2),
+        checksum(zero.view(1, 12, 4), 2),
+        checksum(zero.view(torch.float16), 2),
+        checksum(zero.view(torch.bfloat16), 2),
+        checksum(zero[:, :0], 2),
+    }
+    assert len(digests) == 6
+
+
+def test_what_the_checksum_cannot_see_is_as_documented() -> None:
+    host = noise(1, 8, 4, dtype=torch.uint8)
+    assert checksum(host[:, [1, 0, *range(2, 8)]], 2) == checksum(host, 2)
