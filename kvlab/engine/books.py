@@ -33,6 +33,19 @@ class Live:
         """Tokens it has: prompt and generated."""
         return self.request.prompt_tokens + self.generated
 
+    def still_asked(self, config: NodeConfig) -> int:
+        """Output tokens that its client still asks for."""
+        return max(0, config.asked(self.request.output_tokens) - self.generated)
+
+    def largest(self, config: NodeConfig) -> int:
+        """Prompt and output that admission counts with."""
+        asked = config.asked(self.request.output_tokens)
+        return self.request.prompt_tokens + min(asked, config.clip_max_new_tokens)
+
+    def victim_key(self) -> tuple[int, int, int]:
+        """Its place in the order of retraction."""
+        return policy.victim_key(self.generated, self.request.prompt_tokens, self.joined)
+
 
 class NodeBooks:
     """Allocator, request table and the running batch, in the order in which requests joined."""

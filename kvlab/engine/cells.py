@@ -13,11 +13,13 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import KvBackup, MLATokenToKVPool
+from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool
 
 # A fingerprint is stored in float32, where integers are exact below this.
 _EXACT = 2**24
 _FREED = -1.0
+# Fingerprints are a few bytes a token: blocks of the host arena need not be large.
+_GRAIN = 4096
 
 
 class Cells(Protocol):
@@ -45,12 +47,18 @@ class FingerprintCells:
     Args:
         layout: the two index spaces.
         layers: layers of the pools (each carries its own number in the fingerprint).
+        host_bytes: host memory for the backups of each rank; None means no bound.
 
     Errors: PoolError from ``check`` with the first wrong row: rank, row, found, expected.
     """
 
     def __init__(
-        self, layout: DcpLayout, *, layers: int = 1, device: str | torch.device = "cpu"
+        self,
+        layout: DcpLayout,
+        *,
+        layers: int = 1,
+        device: str | torch.device = "cpu",
+        host_bytes: int | None = None,
     ) -> None:
         self.layout = layout
         self.pools = [
@@ -62,6 +70,7 @@ class FingerprintCells:
                 qk_rope_head_dim=1,
                 dtype=torch.float32,
                 device=device,
+                host=HostArena(host_bytes, grain=_GRAIN),
             )
             for rank in range(layout.dcp_size)
         ]

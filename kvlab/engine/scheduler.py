@@ -26,7 +26,8 @@ from kvlab.engine.result import (
 )
 from kvlab.engine.tally import Tally
 from kvlab.engine.workload import Request, Workload
-from kvlab.errors import PoolError, StudyError
+from kvlab.errors import BackupError, PoolError, StudyError
+from kvlab.memory import KvBackup
 
 Progress = Callable[[int, int], None]
 
@@ -140,21 +141,23 @@ class StepNode:
         by_ratio = config.admission == "new_token_ratio"
         budget: float
         if by_ratio:
-            left = sum(min(self._still(x), config.clip_max_new_tokens) for x in self.books.running)
+            left = sum(
+                min(x.still_asked(config), config.clip_max_new_tokens) for x in self.books.running
+            )
             budget = policy.ratio_budget(available, left, self.ratio.value(config)) - queued
         else:
-            largest = max((self._largest(live) for live in self.books.running), default=None)
+            largest = max((live.largest(config) for live in self.books.running), default=None)
             single = policy.need_single(largest, retractable)
             budget = policy.allocatable(available, len(self.books.running), config, single, queued)
         while self.waiting and self.books.has_slot():
             live = self.waiting[0]
             if by_ratio:
-                charge = policy.required_by_ratio(live.tokens, self._still(live), config)
+                charge = policy.required_by_ratio(live.tokens, live.still_asked(config), config)
                 if charge >= budget:
                     break
             else:
                 need, charge = policy.required_to_admit(
-                    live.tokens, self._still(live), retractable, config
+                    live.tokens, live.still_asked(config), retractable, config
                 )
                 if need > budget:
                     break
@@ -212,7 +215,7 @@ class StepNode:
         before, batch, first = len(self.books.running), 0, True
         while (first or self.books.is_short()) and len(self.books.running) > 1:
             first = False
-            batch += self._retract(min(self.books.running, key=self._victim_key))
+            batch += self._retract(min(self.books.running, key=Live.victim_key))
         if not short:
             self.tally.add("forced_retractions", batch)
         if len(self.books.running) == 1 and self.books.is_short():
@@ -230,15 +233,15 @@ class StepNode:
 
     def _retract(self, live: Live) -> int:
         """Back the victim up and free its pages; 1, or 0 when its backup was declined."""
-        rid, kv = live.request.rid, live.kv
+        kv = live.kv
         if self.config.restore == "backup":
-            bound = self.config.host_capacity_tokens
-            if bound is not None and self.tally.host_tokens + kv > bound:
+            backups = self._back_up(live)
+            if backups is None:
                 self.tally.add("declined_backups", 1)
                 self.books.release(live)
                 self._abort(live, kv, ABORT_HOST_FULL)
                 return 0
-            live.backups = self.cells.back_up(rid, self.books.slots(live))
+            live.backups = backups
             self.tally.backed_up(kv)
             self.retracted.append(live)
         else:
@@ -246,6 +249,16 @@ class StepNode:
         self.books.release(live)
         self.tally.retracted(self.step, live.request, live.generated, kv)
         return 1
+
+    def _back_up(self, live: Live) -> list[KvBackup] | None:
+        """One backup a rank, or None when the host has no room; then nothing has changed."""
+        bound = self.config.host_capacity_tokens
+        if bound is not None and self.tally.host_tokens + live.kv > bound:
+            return None
+        try:
+            return self.cells.back_up(live.request.rid, self.books.slots(live))
+        except BackupError:
+            return None
 
     def _forward(self, *, decay: bool) -> None:
         """One token for each running request; its KV goes to position ``kv``."""
@@ -274,16 +287,6 @@ class StepNode:
 
     def _abort(self, live: Live, kv: int, reason: str) -> None:
         self.tally.ended(self.step, "aborted", live.request.rid, live.generated, kv, reason)
-
-    def _still(self, live: Live) -> int:
-        return max(0, self.config.asked(live.request.output_tokens) - live.generated)
-
-    def _largest(self, live: Live) -> int:
-        asked = self.config.asked(live.request.output_tokens)
-        return live.request.prompt_tokens + min(asked, self.config.clip_max_new_tokens)
-
-    def _victim_key(self, live: Live) -> tuple[int, int, int]:
-        return policy.victim_key(live.generated, live.request.prompt_tokens, live.joined)
 
     def _check_all(self) -> None:
         for live in self.books.running:
