@@ -200,7 +200,7 @@ class _Run:
         elif self.waiting:
             self._abort(self.waiting.popleft(), 0, ABORT_TOO_LARGE)
         elif (soonest := self._next_arrival()) is not None:
-            self.step = max(self.step, soonest)
+            self.step = soonest  # later than now: A took the others
         else:
             return False
         return True

@@ -154,19 +154,19 @@ def test_a_host_without_room_turns_retractions_into_aborts() -> None:
 def test_a_backup_that_may_never_return_is_given_up_when_nobody_runs() -> None:
     # The ratio rule lets both in, but to resume takes a reserve that the pool does not have.
     result = served(
-        [(0.0, 12, 10), (0.0, 12, 10)],
+        [(0.0, 12, 10), (0.0, 12, 10), (20.0, 12, 10), (20.0, 12, 10)],
         pages=8,
+        host_capacity_tokens=20,
         admission="new_token_ratio",
         clip_max_new_tokens=1,
         reserved_decode_tokens=100,
     )
-    assert steps(result, "retract") == [(4, 1)]
-    assert [(e.step, e.kind, e.rid, e.tokens) for e in result.events[-2:]] == [
-        (8, "finish", 0, 21),
-        (9, "abort", 1, 0),
-    ]
-    assert result.outcomes[1].reason == ABORT_NO_RESUME
-    assert result.counters.backed_up_tokens == result.counters.peak_host_tokens == 16
+    assert steps(result, "retract") == [(4, 1), (24, 3)]
+    assert steps(result, "finish") == [(8, 0), (28, 2)]
+    assert steps(result, "abort") == [(9, 1), (29, 3)]
+    assert result.abort_reasons() == {ABORT_NO_RESUME: 2}
+    # The host forgot the first, or the second would not have found room.
+    assert result.counters.peak_host_tokens == 16
 
 
 def test_recompute_prefills_everything_again_at_the_back_of_the_queue() -> None:
@@ -212,3 +212,18 @@ def test_the_ratio_rule_lets_more_in_as_the_ratio_decays() -> None:
     slow = served(rows, ratio_decay_steps=1000, **rules)
     fast = served(rows, ratio_decay_steps=10, **rules)
     assert steps(fast, "admit")[1][0] < steps(slow, "admit")[1][0]
+
+
+def test_the_ratio_rule_sees_the_remaining_output_fall_below_the_clip() -> None:
+    # 128 tokens are free, the newcomer needs 64 + 40: it waits until less than 24 of 62 are left,
+    # long after the first 12 forwards, in which the clip of 50 hides that the output shrinks.
+    result = served(
+        [(0.0, 1, 62), (1.0, 1, 40)],
+        page=64,
+        pages=3,
+        admission="new_token_ratio",
+        clip_max_new_tokens=50,
+        initial_new_token_ratio=1.0,
+        min_new_token_ratio=1.0,
+    )
+    assert steps(result, "admit") == [(0, 0), (38, 1)]

@@ -46,7 +46,7 @@ def nodes(draw: st.DrawFn) -> NodeConfig:
         DcpLayout(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(2, 40))),
         concurrency=draw(maybe(1, 6)),
         max_running=draw(maybe(1, 5)),
-        reserved_decode_tokens=draw(st.integers(0, 8)),
+        reserved_decode_tokens=draw(st.integers(0, 8) | st.sampled_from([30, 100])),
         clip_max_new_tokens=draw(st.sampled_from([1, 3, 10, 4096])),
         max_new_tokens=draw(maybe(1, 20)),
         restore=draw(st.sampled_from(["backup", "recompute"])),
