@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
     HostArena,
@@ -270,3 +272,18 @@ def holds(pool: StatePool, slot: int, mark: float) -> bool:
     return bool((pool.conv[:, slot] == mark).all()) and bool(
         (pool.temporal[:, slot] == mark + torch.arange(9.0).view(3, 3)).all()
     )
+
+
+def refused_by_all(
+    layout: DcpLayout, kind: str, error: type[KvlabError], text: str, call: Callable[..., object]
+) -> None:
+    """``call(pool)`` raises on every rank, and the buffer stays as it was."""
+    pools = make_pools(layout, kind)
+    scramble(pools, seed=1)
+    for pool in pools:
+        before = bits(pool.buffer).clone()
+        with pytest.raises(error, match=text) as caught:
+            call(pool)
+        assert type(caught.value) is error
+        assert torch.equal(bits(pool.buffer), before)
+        assert pool.audit() == []
