@@ -21,10 +21,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import matplotlib as mpl
-from cycler import cycler
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.rcsetup import cycler
 from matplotlib.textpath import text_to_path
 
 from kvlab.errors import KvlabError

@@ -1,0 +1,286 @@
+"""A report is whole or the old one: pages, figures, findings, manifest, and what stops it."""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from kvlab.report import NotebookFailed, Report, ReportError, add_arguments, build_report, run
+from kvlab.report import build as module
+from kvlab.report.execute import Progress
+from kvlab.report.pages import external_loads
+from kvlab.viz.save import figure_registry
+
+from .conftest import FAILING, GOOD
+
+Make = Callable[..., Path]
+
+
+def pages(report: Report) -> list[Path]:
+    """Every HTML page of the report."""
+    return sorted(report.folder.rglob("*.html"))
+
+
+class Links(HTMLParser):
+    """Collects what a page links to or loads, and pictures without a description."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.ids: set[str] = set()
+        self.undescribed = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note links, anchors and pictures."""
+        found = dict(attrs)
+        self.targets += [value for key in ("href", "src") if (value := found.get(key))]
+        self.ids.update(filter(None, [found.get("id")]))
+        self.undescribed += tag == "img" and not found.get("alt")
+
+
+@pytest.mark.notebook
+def test_a_report_has_an_index_each_notebook_each_figure_and_a_manifest(report: Report) -> None:
+    names = {path.relative_to(report.folder).as_posix() for path in report.folder.rglob("*.*")}
+    assert {
+        "index.html",
+        "manifest.json",
+        "notebooks/01_sum.html",
+        "notebooks/02_panel.ipynb",
+    } <= names
+    assert {f"figures/the_points.{e}" for e in ("svg", "pdf", "png", "csv", "json")} <= names
+    assert [p.name for p in report.folder.parent.iterdir()] == ["report"]
+
+
+@pytest.mark.notebook
+def test_no_page_loads_anything_from_the_network_or_runs_a_script(report: Report) -> None:
+    assert len(pages(report)) == 4
+    for page in pages(report):
+        text = page.read_text(encoding="utf-8")
+        assert external_loads(text) == [], page.name
+        assert "<script" not in text, page.name
+
+
+@pytest.mark.notebook
+def test_every_local_link_of_every_page_leads_somewhere(report: Report) -> None:
+    for page in pages(report):
+        links = Links()
+        links.feed(page.read_text(encoding="utf-8"))
+        assert links.targets
+        for target in links.targets:
+            if re.match(r"data:|https?:", target):
+                continue
+            path, _, anchor = unquote(target).partition("#")
+            assert (page.parent / path).exists(), f"{page.name}: {target}"
+            assert path or anchor in links.ids, f"{page.name}: {target}"
+
+
+@pytest.mark.notebook
+def test_every_picture_has_a_description(report: Report) -> None:
+    for page in pages(report):
+        links = Links()
+        links.feed(page.read_text(encoding="utf-8"))
+        assert links.undescribed == 0, page.name
+
+
+@pytest.mark.notebook
+def test_the_index_shows_findings_questions_and_figures(report: Report) -> None:
+    text = (report.folder / "index.html").read_text(encoding="utf-8")
+    assert "There are 2 points." in text
+    assert "What is one plus one?" in text
+    assert 'alt="Points. Points: a count."' in text
+    assert "requests.csv" in text
+
+
+@pytest.mark.notebook
+def test_a_page_shows_the_still_picture_of_a_panel(report: Report) -> None:
+    text = (report.folder / "notebooks" / "02_panel.html").read_text(encoding="utf-8")
+    assert "data:image/png;base64," in text
+    assert "widget" not in re.sub(r"base64,[^\"]*", "", text).lower()
+
+
+@pytest.mark.notebook
+def test_the_trace_reaches_the_notebooks(report: Report) -> None:
+    text = (report.folder / "notebooks" / "03_trace.html").read_text(encoding="utf-8")
+    assert re.search(r"<pre[^>]*>requests.csv", text)
+
+
+@pytest.mark.notebook
+def test_the_manifest_has_what_is_needed_to_make_the_report_again(report: Report) -> None:
+    manifest = json.loads((report.folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest == report.manifest
+    assert manifest["command"] == "kvlab report --trace requests.csv"
+    assert manifest["trace"] == "requests.csv"
+    assert manifest["seeds"] == {"the_points": 3}
+    assert {"versions", "device", "commit", "created", "duration_s"} <= manifest.keys()
+    assert [entry["name"] for entry in manifest["notebooks"]] == ["01_sum", "02_panel", "03_trace"]
+    assert all(entry["duration_s"] > 0 for entry in manifest["notebooks"])
+    assert manifest["findings"][0]["text"] == "There are 2 points."
+    (figure,) = manifest["figures"]
+    assert len(figure["sha256"]) == 4
+    for name, checksum in figure["sha256"].items():
+        content = (report.folder / "figures" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == checksum
+
+
+@pytest.mark.notebook
+def test_the_manifest_names_no_place_on_this_machine(report: Report) -> None:
+    text = (report.folder / "manifest.json").read_text(encoding="utf-8")
+    assert str(report.folder.parent) not in text
+    assert os.path.expanduser("~") + "/" not in text
+
+
+@pytest.mark.notebook
+def test_the_figures_of_a_report_can_be_read_back(report: Report) -> None:
+    (figure,) = figure_registry(report.folder / "figures")
+    assert figure.data().to_dict("list") == {"points": [2]}
+    assert figure.notebook == "02_panel"
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder that holds an earlier report."""
+    folder = tmp_path / "report"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    (folder / "old.txt").write_text("old")
+    return folder
+
+
+@pytest.mark.notebook
+def test_a_failing_notebook_leaves_the_old_report(make: Make, old: Path, quiet: Progress) -> None:
+    path = make("01_bad", *FAILING)
+    with pytest.raises(
+        NotebookFailed, match=r"notebook 01_bad failed in cell 3: ValueError.*not ch"
+    ):
+        build_report(old, notebooks=[path], progress=quiet)
+    assert (old / "old.txt").read_text() == "old"
+    assert sorted(p.name for p in old.parent.iterdir()) == ["notebooks", "report"]
+
+
+@pytest.mark.notebook
+def test_a_new_report_replaces_the_old_one_as_a_whole(
+    make: Make, old: Path, quiet: Progress
+) -> None:
+    build_report(old, notebooks=[make("01_sum", *GOOD)], progress=quiet)
+    assert not (old / "old.txt").exists()
+    assert (old / "index.html").exists()
+    assert sorted(p.name for p in old.parent.iterdir()) == ["notebooks", "report"]
+
+
+def test_a_page_that_would_load_from_the_network_stops_the_report(
+    make: Make, old: Path, quiet: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "execute_all", lambda *args, **kwargs: [])
+    remote = "https" + "://example.org/x.js"
+    monkeypatch.setattr(module, "render", lambda *args: f'<script src="{remote}"></script>')
+    with pytest.raises(ReportError, match=r"index.html would load script src=.* and 0 more; embed"):
+        build_report(old, notebooks=[make("01_sum", *GOOD)], progress=quiet)
+    assert (old / "old.txt").exists()
+
+
+def test_a_disk_that_fills_up_leaves_the_old_report(
+    make: Make, old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "execute_all", full)
+    with pytest.raises(ReportError, match=r"cannot be written to .*: No space left.*or make room"):
+        build_report(old, notebooks=[make("01_sum", *GOOD)])
+    assert (old / "old.txt").exists()
+
+
+def bad_places(tmp_path: Path) -> dict[str, tuple[Path, str]]:
+    """Places for a report that are of no use, each with what the error says."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    return {
+        "a file": (tmp_path / "file", "a report is a folder: .*file is a file; name another place"),
+        "below a file": (tmp_path / "file" / "x", "cannot be written to .*; name another place"),
+        "other work": (tmp_path / "mine", "holds other files and no manifest.json; name an empty"),
+    }
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file", "other work"])
+def test_a_place_of_no_use_is_refused_before_anything_runs(
+    make: Make, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "execute_all", lambda *a, **k: pytest.fail("a notebook was run"))
+    out, message = bad_places(tmp_path)[place]
+    with pytest.raises(ReportError, match=message):
+        build_report(out, notebooks=[make("01_sum", *GOOD)])
+    assert not out.is_dir() or [p.name for p in out.iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize(
+    ("trace", "reason"), [("nowhere.csv", "No such file"), (".", "Is a directory")]
+)
+def test_a_trace_that_cannot_be_read_is_refused(
+    make: Make, tmp_path: Path, trace: str, reason: str
+) -> None:
+    with pytest.raises(ReportError, match=rf"the trace .* cannot be read: {reason}.*; name a CSV"):
+        build_report(tmp_path / "r", trace=tmp_path / trace, notebooks=[make("01_sum", *GOOD)])
+
+
+def parsed(*argv: str) -> argparse.Namespace:
+    """The arguments of ``kvlab report``."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_the_options_have_the_documented_defaults() -> None:
+    args = parsed()
+    assert (args.out, args.trace, args.jobs, args.json) == (Path("build/report"), None, None, False)
+
+
+@pytest.mark.notebook
+def test_the_command_prints_the_manifest_and_ends_well(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = ["--out", str(tmp_path / "r"), "--notebooks", str(make("01_sum", *GOOD))]
+    assert run(parsed(*here, "--json", "--jobs", "1")) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["format"] == "kvlab-report-1"
+    assert captured.err.startswith("[1/1] 01_sum: ")
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (NotebookFailed("notebook x failed in cell 3"), 1, "error: notebook x failed in cell 3\n"),
+        (ReportError("no place"), 2, "error: no place\n"),
+        (KeyboardInterrupt(), 130, "\nstopped; the report was not changed\n"),
+    ],
+)
+def test_the_command_ends_with_a_sentence_and_a_code(
+    raised: BaseException,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*args: object) -> Report:
+        raise raised
+
+    monkeypatch.setattr("kvlab.report.arguments.build_report", fail)
+    assert run(parsed()) == code
+    assert capsys.readouterr().err == said
+
+
+def test_the_command_prints_where_the_report_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "kvlab.report.arguments.build_report", lambda *args: Report(Path("build/report"), {})
+    )
+    assert run(parsed()) == 0
+    assert capsys.readouterr().out == "report: build/report/index.html\n"
