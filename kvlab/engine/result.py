@@ -83,7 +83,7 @@ class RunResult:
         return asdict(self.counters)
 
 
-ABORT_TOO_LARGE = "cannot fit even alone in an empty pool"
+ABORT_TOO_LARGE = "cannot fit with its reserve even alone in an empty pool"
 ABORT_LAST = "out of memory even after retracting all other requests"
-ABORT_NO_RESUME = "cannot be restored even into an empty pool"
+ABORT_NO_RESUME = "cannot be restored with its reserve even into an empty pool"
 ABORT_HOST_FULL = "its backup does not fit the host"

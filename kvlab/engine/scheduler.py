@@ -63,11 +63,13 @@ class StepNode:
         progress: Progress | None = None,
     ) -> RunResult:
         """Run to the end. Errors: StudyError when the node has run already; PoolError when a row
-        does not hold what was written (which no workload can cause)."""
+        does not hold what was written (which no workload can cause); WorkloadError."""
         if self._spent:
             raise StudyError("a StepNode runs one workload: make a new node for the next run")
         self._spent = True
-        requests = workload.requests if isinstance(workload, Workload) else tuple(workload)
+        if not isinstance(workload, Workload):
+            workload = Workload("requests", tuple(workload), "a plain sequence")
+        requests = workload.requests
         self.tally = Tally(self.config, record, len(requests))
         longest = max((r.prompt_tokens + r.output_tokens for r in requests), default=1)
         rows = max(1, min(len(requests), self.config.layout.num_pages))
