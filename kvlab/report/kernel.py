@@ -25,7 +25,6 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat import NotebookNode
-from traitlets import Type
 
 import kvlab
 from kvlab.lab.findings import FOLDER_VARIABLE, NOTEBOOK_VARIABLE
@@ -54,10 +53,8 @@ class SlicedChannel(AsyncZMQSocketChannel):
 class SlicedClient(AsyncKernelClient):
     """A kernel client whose channels are all sliced."""
 
-    shell_channel_class = Type(SlicedChannel)
-    iopub_channel_class = Type(SlicedChannel)
-    stdin_channel_class = Type(SlicedChannel)
-    control_channel_class = Type(SlicedChannel)
+    shell_channel_class = iopub_channel_class = SlicedChannel
+    stdin_channel_class = control_channel_class = SlicedChannel
 
 
 class ThisPython(KernelSpecManager):

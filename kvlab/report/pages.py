@@ -11,13 +11,13 @@ may lead to the web; what the page itself loads may not.
     ['script src=https://example.org/x.js']
 """
 
+import html
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 
-from bs4 import BeautifulSoup, Tag
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from nbconvert.exporters import HTMLExporter
 from nbformat import NotebookNode
@@ -36,6 +36,8 @@ LOADING = {
     "use": ("href", "xlink:href"),
     "image": ("href", "xlink:href"),
 }
+DROPPED = {"script", "link", "iframe", "object", "embed"}
+VOID = {"link", "embed"}  # have no end tag
 _REMOTE = re.compile(r"(?:https?:)?//", re.I)
 _CSS_REMOTE = re.compile(r"(?:url\(|@import)\s*['\"]?\s*((?:https?:)?//[^'\")\s]+)", re.I)
 _QUESTION = re.compile(r"[^.?!\n#>*`]*(?:`[^`]*`[^.?!\n`]*)*\?")
@@ -104,36 +106,11 @@ def notebook_body(notebook: NotebookNode, folder: Path, stems: Sequence[str]) ->
     exporter = HTMLExporter(  # type: ignore[no-untyped-call]
         template_name="basic", embed_images=True, exclude_anchor_links=True
     )
-    resources = {"metadata": {"path": str(folder)}}
-    body, _ = exporter.from_notebook_node(notebook, resources)
-    soup = BeautifulSoup(body, "html.parser")
-    for dead in soup.find_all(["script", "link", "iframe", "object", "embed"]):
-        dead.decompose()
-    for link in soup.find_all("a", href=True):
-        _keep_or_unwrap(link, stems)
-    for image in soup.find_all("img"):
-        if not image.get("alt"):
-            image["alt"] = "picture without description"
-        if _REMOTE.match(str(image.get("src", ""))):
-            image.replace_with(f"[picture on the web: {image['alt']}]")
-    for wide in soup.select("pre, .output_png"):
-        wide["tabindex"] = "0"  # a keyboard can scroll it
-    for table in soup.find_all("table"):
-        table.attrs.pop("border", None)
-        table.wrap(soup.new_tag("div", attrs={"class": "scroll", "tabindex": "0"}))
-    return str(soup)
-
-
-def _keep_or_unwrap(link: Tag, stems: Sequence[str]) -> None:
-    target = str(link["href"])
-    if re.match(r"[a-z][a-z0-9+.-]*:|#", target, re.I):
-        return
-    path, _, anchor = target.partition("#")
-    stem = Path(path).stem
-    if path.endswith(".ipynb") and stem in stems:
-        link["href"] = f"{stem}.html" + (f"#{anchor}" if anchor else "")
-    else:
-        link.unwrap()
+    body, _ = exporter.from_notebook_node(notebook, {"metadata": {"path": str(folder)}})
+    offline = _Offline(stems)
+    offline.feed(body)
+    offline.close()
+    return "".join(offline.kept)
 
 
 def external_loads(page: str) -> list[str]:
@@ -152,3 +129,69 @@ class _Loads(HTMLParser):
         for name, value in attrs:
             if name in LOADING.get(tag, ()) and value and _REMOTE.match(value.strip()):
                 self.found.append(f"{tag} {name}={value.strip()}")
+
+
+class _Offline(HTMLParser):
+    """Copies HTML to ``kept``, less what needs the network or leads nowhere.
+
+    What is wider than the page gets a frame that scrolls, also by keyboard.
+    """
+
+    def __init__(self, stems: Sequence[str]) -> None:
+        super().__init__(convert_charrefs=False)
+        self.stems = stems
+        self.kept: list[str] = []
+        self.dropped = 0  # depth inside of a dropped element
+        self.links: list[bool] = []  # of the open links: is the tag kept?
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        text = self.get_starttag_text() or ""
+        if tag in DROPPED:
+            self.dropped += tag not in VOID
+        elif self.dropped:
+            return
+        elif tag == "a":
+            target = _offline_target(values.get("href") or "#", self.stems)
+            self.links.append(target is not None)
+            if target is not None:
+                self.kept.append(f'<a href="{html.escape(target)}">')
+        elif tag == "img" and _REMOTE.match(values.get("src") or ""):
+            self.kept.append(f"[picture on the web: {html.escape(values.get('alt') or '')}]")
+        elif tag == "table":
+            self.kept.append('<div class="scroll" tabindex="0"><table>')
+        elif tag == "pre" or values.get("class", "") == "output_png output_subarea":
+            self.kept.append(text[:-1] + ' tabindex="0">')
+        else:
+            self.kept.append(text)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in DROPPED:
+            self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in DROPPED:
+            self.dropped -= tag not in VOID and self.dropped > 0
+        elif not self.dropped and (tag != "a" or (self.links and self.links.pop())):
+            self.kept.append(f"</{tag}></div>" if tag == "table" else f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        if not self.dropped:
+            self.kept.append(data)
+
+    def handle_entityref(self, name: str) -> None:
+        self.handle_data(f"&{name};")
+
+    def handle_charref(self, name: str) -> None:
+        self.handle_data(f"&#{name};")
+
+
+def _offline_target(target: str, stems: Sequence[str]) -> str | None:
+    """Where a link of a notebook leads in the report; None if the report does not hold that."""
+    if re.match(r"[a-z][a-z0-9+.-]*:|#", target, re.I):
+        return target
+    path, _, anchor = target.partition("#")
+    stem = Path(path).stem
+    if not path.endswith(".ipynb") or stem not in stems:
+        return None
+    return f"{stem}.html" + (f"#{anchor}" if anchor else "")
