@@ -1,0 +1,155 @@
+"""What a command hands out: a table for people, one JSON document, or a CSV file.
+
+A file appears whole or not at all: it is written beside its place under another name and then takes
+the place. Worked example of the table, numbers to the right and text to the left:
+
+    outcome       pages
+    silent          127
+    out_of_range    896
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from tqdm import tqdm
+
+from kvlab.errors import KvlabError
+
+STDOUT = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer in three forms; only what is asked for is made."""
+
+    text: Callable[[], str]
+    document: Callable[[], Mapping[str, object]]
+    table: Callable[[], pd.DataFrame]
+
+
+def add_output_arguments(parser: argparse.ArgumentParser, rows: str) -> None:
+    """Add ``--json`` and ``--csv OUT``; ``rows`` says what a row of the table is."""
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document instead of the table"
+    )
+    add_csv_argument(parser, rows)
+
+
+def add_csv_argument(parser: argparse.ArgumentParser, rows: str) -> None:
+    """Add ``--csv OUT``."""
+    parser.add_argument(
+        "--csv", type=csv_place, metavar="OUT", help=f"write {rows} to OUT (-: standard output)"
+    )
+
+
+def csv_place(text: str) -> str:
+    """``text`` if a file can be made there. Errors: ArgumentTypeError, before any work is done."""
+    path = Path(text)
+    if text == STDOUT:
+        return text
+    if not text or path.is_dir():
+        raise argparse.ArgumentTypeError(f"OUT is a file: {text!r} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"OUT lies in an existing folder: there is no folder {str(path.parent)!r}; make it "
+            f"first"
+        )
+    return text
+
+
+def deliver(answer: Answer, given: argparse.Namespace) -> None:
+    """Hand out what the options ask for. Errors: KvlabError when a file cannot be written."""
+    if given.csv is not None:
+        write_csv(answer.table(), given.csv)
+    if given.json:
+        print(json.dumps(answer.document(), indent=1, allow_nan=False))
+    elif given.csv != STDOUT:
+        say(answer.text())
+
+
+def write_csv(table: pd.DataFrame, out: str) -> None:
+    """Write ``table`` to the file ``out``, whole or not at all, or to standard output for "-"."""
+    if out == STDOUT:
+        sys.stdout.write(table.to_csv(index=False, lineterminator="\n"))
+        return
+    place = Path(out).resolve()  # what a link points to is replaced, not the link
+    try:
+        if place.exists() and not place.is_file():  # a pipe or a device: nothing to put in place
+            place.write_text(table.to_csv(index=False), encoding="utf-8")
+            return
+        part = place.with_name(f".kvlab-{os.getpid()}.part")
+        try:
+            part.write_text(table.to_csv(index=False), encoding="utf-8", newline="\n")
+            part.replace(place)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise KvlabError(
+            f"a table is written to a file that can be made: {out!r} gives "
+            f"{error.strerror or error}; name another file with --csv"
+        ) from None
+    print(f"wrote {out} ({len(table)} rows)", file=sys.stderr)
+
+
+def say(text: str) -> None:
+    """Print ``text``; what standard output cannot encode is shown as an escape."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding))
+
+
+def records(table: pd.DataFrame) -> list[dict[str, object]]:
+    """The rows of a table as plain values for JSON; None where there is no value."""
+    plain = table.astype(object)
+    found: list[dict[str, object]] = plain.where(table.notna(), None).to_dict("records")  # type: ignore[assignment]
+    return found
+
+
+def aligned(table: pd.DataFrame, most: int | None = None, thousands: bool = False) -> str:
+    """A table for people. ``most`` rows are shown at most, the first and the last of them."""
+    cut = None if most is None or len(table) <= most else (most + 1) // 2
+    shown = table if cut is None or most is None else pd.concat([table[:cut], table[cut - most :]])
+    columns = []
+    for name in shown.columns:
+        cells = [str(name), *(_cell(value, thousands) for value in shown[name].tolist())]
+        width = max(map(len, cells))
+        right = pd.api.types.is_numeric_dtype(table[name]) and table[name].dtype != bool
+        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
+    lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    if cut is not None and most is not None:
+        lines.insert(cut + 1, f"... {len(table) - most:,} more rows; --csv writes all ...")
+    return "\n".join(lines)
+
+
+def _cell(value: object, thousands: bool) -> str:
+    if value is None or value is pd.NA or value != value:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if thousands else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@contextmanager
+def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on standard error, on a terminal only: call it with (done, total)."""
+    bars: list[tqdm] = []
+    quiet = sys.stderr is None or not sys.stderr.isatty()
+
+    def told(done: int, total: int) -> None:
+        if not bars:
+            bars.append(tqdm(total=total, unit=unit, file=sys.stderr, disable=quiet, leave=False))
+        bars[0].update(done - bars[0].n)
+
+    try:
+        yield told
+    finally:
+        for bar in bars:
+            bar.close()

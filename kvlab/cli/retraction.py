@@ -1,0 +1,209 @@
+"""``kvlab retraction``: retractions over DCP sizes and memory budgets, simulated."""
+
+import argparse
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pandas as pd
+
+from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress, records
+from kvlab.cli.values import amounts, seconds, sizes, whole
+from kvlab.engine.workload import Workload, default_workload, load_trace
+from kvlab.lab.origin import collect_origin
+from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
+from kvlab.memory.geometry import DTYPES
+
+SUMMARY = "how often a decode node retracts, over DCP sizes and memory budgets"
+DESCRIPTION = """\
+Simulate a decode node that serves a workload, once for each DCP size and memory budget, and count
+the requests that it retracts. The workload is the one that ships with kvlab, or a trace of yours:
+an Azure CSV, a Mooncake JSONL, or a CSV with arrival_s,prompt_tokens,output_tokens. A budget is
+the KV memory of one rank. Every number is simulated. With --cache a run that was killed goes on
+where it stopped.
+"""
+EPILOG = """\
+examples:
+  kvlab retraction
+  kvlab retraction --trace requests.csv --limit 500 --budgets 0.5,1 --csv out.csv
+"""
+# Below this many simulated requests, starting processes takes longer than the work itself.
+SHORT = 100_000
+_STUDY = {field.name: field.default for field in fields(RetractionStudy)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``kvlab retraction``."""
+    served = parser.add_argument_group("what is served")
+    served.add_argument("--trace", type=Path, metavar="FILE", help="a trace of requests")
+    served.add_argument("--limit", type=whole(1), metavar="N", help="its first N requests only")
+    loop = served.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency",
+        type=whole(1),
+        default=_STUDY["concurrency"],
+        metavar="N",
+        help="at most N requests in the system at once (%(default)s)",
+    )
+    loop.add_argument(
+        "--open-loop",
+        dest="concurrency",
+        action="store_const",
+        const=None,
+        default=argparse.SUPPRESS,
+        help="no such bound: requests come at the times of the trace",
+    )
+    served.add_argument(
+        "--step-time",
+        type=seconds,
+        default=_STUDY["step_time_s"],
+        metavar="S",
+        help="seconds of a forward, which places arrivals on steps (%(default)s)",
+    )
+    _add_node_arguments(parser.add_argument_group("by what node"))
+    work = parser.add_argument_group("how it is run")
+    work.add_argument(
+        "--jobs",
+        type=whole(1),
+        metavar="N",
+        help="processes (default: as many as cores, or 1 where the study is short)",
+    )
+    work.add_argument(
+        "--cache", type=Path, metavar="DIR", help="keep finished rows in DIR and use those there"
+    )
+    add_output_arguments(parser, "one row a DCP size and memory budget")
+
+
+def _add_node_arguments(node: argparse._ArgumentGroup) -> None:
+    node.add_argument(
+        "--model",
+        default=_STUDY["model"],
+        help="a model of data/models/geometry.csv (%(default)s)",
+    )
+    node.add_argument(
+        "--dtype", choices=DTYPES, default=_STUDY["dtype"], help="storage of a row (%(default)s)"
+    )
+    node.add_argument(
+        "--dcp-sizes",
+        type=sizes,
+        default=_STUDY["dcp_sizes"],
+        metavar="LIST",
+        help="DCP sizes (1,2,4,8,16)",
+    )
+    node.add_argument(
+        "--budgets",
+        type=amounts,
+        metavar="LIST",
+        help="GiB of KV memory a rank (default: four around what the workload needs; 0.5,1,2,4 "
+        "for the shipped workload and the default model)",
+    )
+    node.add_argument(
+        "--page-size",
+        type=int,
+        default=_STUDY["page_size"],
+        metavar="P",
+        help="rows of one page (%(default)s)",
+    )
+    node.add_argument(
+        "--restore",
+        choices=("backup", "recompute"),
+        default=_STUDY["restore"],
+        help="how a retracted request comes back (%(default)s)",
+    )
+    node.add_argument(
+        "--reserved-decode-tokens",
+        type=whole(0),
+        default=_STUDY["reserved_decode_tokens"],
+        metavar="N",
+        help="room kept for each running request when another enters (%(default)s)",
+    )
+    node.add_argument(
+        "--force-retract-interval",
+        type=whole(1),
+        metavar="N",
+        help="retract one request every N-th forward (default: only when memory is short)",
+    )
+
+
+def study_of(given: argparse.Namespace) -> RetractionStudy:
+    """The study that the options describe. Errors: WorkloadError, StudyError, CapacityError."""
+    if given.trace is not None:
+        workload = load_trace(given.trace, given.limit)
+    else:
+        workload = default_workload()
+        if given.limit is not None:
+            workload = workload.head(given.limit)
+    usual = given.trace is None and (given.model, given.dtype) == (
+        _STUDY["model"],
+        _STUDY["dtype"],
+    )
+    budgets = given.budgets
+    if budgets is None:
+        budgets = (
+            _STUDY["budgets_gib"]
+            if usual
+            else suggest_budgets(workload, given.model, given.dtype, given.concurrency)
+        )
+    return RetractionStudy(
+        workload=workload,
+        model=given.model,
+        dtype=given.dtype,
+        dcp_sizes=given.dcp_sizes,
+        budgets_gib=budgets,
+        page_size=given.page_size,
+        concurrency=given.concurrency,
+        restore=given.restore,
+        reserved_decode_tokens=given.reserved_decode_tokens,
+        step_time_s=given.step_time,
+        force_retract_interval=given.force_retract_interval,
+    )
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the study that the options describe; return the exit code."""
+    study = study_of(given)
+    short = len(study.workload) * len(study.points()) < SHORT
+    jobs = given.jobs or (1 if short else None)
+    try:
+        with progress("row") as told:
+            table = study.run(jobs=jobs, cache=given.cache, progress=told)
+    except KeyboardInterrupt:
+        if given.cache is not None:
+            print(f"\nfinished rows are kept in {given.cache}", file=sys.stderr)
+        raise
+
+    def document() -> dict[str, object]:
+        return {
+            "label": "simulated",
+            "workload": study.workload.summary(),
+            "parameters": study.parameters(),
+            "rows": records(table),
+            "origin": collect_origin(given.line, None, study.parameters(), "cpu").as_dict(),
+        }
+
+    deliver(Answer(lambda: _text(study, table), document, lambda: table), given)
+    if not table[["retractions", "aborted"]].to_numpy().any():
+        print(_hint(study), file=sys.stderr)
+    return 0
+
+
+def _text(study: RetractionStudy, table: pd.DataFrame) -> str:
+    work: Workload = study.workload
+    loop = "open loop" if study.concurrency is None else f"{study.concurrency} at once"
+    return "\n".join(
+        [
+            f"simulated: {len(work):,} requests of {work.name} ({work.fingerprint}), {loop}; "
+            f"{study.model} in {study.dtype}, {study.restore}",
+            "",
+            aligned(table[[*COLUMNS, "label"]], thousands=True),
+        ]
+    )
+
+
+def _hint(study: RetractionStudy) -> str:
+    budgets = ",".join(f"{budget / 8:.3g}" for budget in study.budgets_gib)
+    return (
+        f"hint: no run retracted a request: the pool never ran dry. Try smaller budgets "
+        f"(--budgets {budgets}) or a smaller reserve (--reserved-decode-tokens, now "
+        f"{study.reserved_decode_tokens})"
+    )
