@@ -28,7 +28,7 @@ def channel(misses: int) -> tuple[SlicedChannel, Sleepy]:
     """A channel on a sleepy socket, made without a kernel."""
     made, socket = SlicedChannel.__new__(SlicedChannel), Sleepy(misses)
 
-    async def receive() -> dict[str, Any]:
+    async def receive(**kwargs: Any) -> dict[str, Any]:
         return {"header": "here"}
 
     made.socket = socket  # type: ignore[assignment]
