@@ -1,0 +1,197 @@
+"""The laws bite: each small, named mutation of the package is caught by the law that names it.
+
+A copy of the project is made once for each bug, one line of it is changed, and the law runs on the
+copy in a process of its own. The same laws pass on an unchanged copy, so a law that fails always
+would be seen too.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``old`` in ``file`` becomes ``new``; ``law`` is the test that must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    law: str
+
+
+BUGS = (
+    Bug(
+        "the stride forgets its phase",
+        "index/localize.py",
+        "ids[(dcp_rank - start) % dcp_size :: dcp_size]",
+        "ids[dcp_rank::dcp_size]",
+        "tests/index/test_laws_localize.py::"
+        "test_stride_equals_mask_for_any_run_from_any_start_on_shuffled_pages",
+    ),
+    Bug(
+        "a run that disagrees with its positions is taken for aligned",
+        "index/localize.py",
+        "off = (ored ^ want) | (anded ^ want)",
+        "off = ored ^ want",
+        "tests/index/test_laws_localize.py::"
+        "test_the_check_is_its_definition_on_long_runs_with_an_id_damaged_anywhere",
+    ),
+    Bug(
+        "lengths ignore the interleave",
+        "index/lens.py",
+        "end % turn - dcp_rank * interleave",
+        "end % turn - dcp_rank",
+        "tests/index/test_laws_lens.py::test_each_rank_holds_the_positions_that_are_its_own",
+    ),
+    Bug(
+        "the hole is divided before it is tested",
+        "index/fixed.py",
+        "(ids >= 0) & ",
+        "",
+        "tests/index/test_laws_fixed.py::test_an_owned_id_becomes_its_row_and_all_else_a_hole",
+    ),
+    Bug(
+        "touching ranges are not merged",
+        "index/pages.py",
+        "begin == merged[-1][1]:",
+        "begin == -1:",
+        "tests/memory/test_allocator_frees.py::test_touching_ranges_free_each_page_once",
+    ),
+    Bug(
+        "a page is freed twice",
+        "memory/allocator.py",
+        "if self._is_free[page] or",
+        "if",
+        "tests/memory/test_allocator_frees.py::test_a_page_is_freed_once_also_in_a_group",
+    ),
+    Bug(
+        "every rank writes row v // c of every slot",
+        "memory/plans.py",
+        "mine = live[owned_elements(ids[live], layout.dcp_size, rank, layout.interleave)]",
+        "mine = live",
+        "tests/memory/test_mla_pool.py::"
+        "test_all_ranks_together_hold_each_token_once_and_nothing_else",
+    ),
+    Bug(
+        "the page is looked up before the owner is decided",
+        "memory/unified.py",
+        "virtual = localize(slots, self.layout, self.rank)",
+        "w = self.layout.widened_page_size\n"
+        "        moved = self.table.v2p[slots.ids // w] * w + slots.ids % w\n"
+        "        virtual = localize(WidenedSlots(moved + 1, slots.start), self.layout, self.rank)",
+        "tests/memory/test_unified.py::test_shard_on_the_virtual_id_then_look_the_page_up",
+    ),
+    Bug(
+        "the checksum is not looked at",
+        "memory/backup.py",
+        "if found != self.checksum:",
+        "if not found:",
+        "tests/memory/test_backup_refusals.py::test_a_host_copy_that_changed_is_not_restored",
+    ),
+    Bug(
+        "rows that are shuffled inside a page are copied as the page",
+        "memory/rows.py",
+        "aligned and torch.equal(lines, lines[:, :1] + inside)",
+        "aligned",
+        "tests/memory/test_rows.py::test_gather_and_scatter_are_advanced_indexing",
+    ),
+    Bug(
+        "state slots are divided among the ranks",
+        "memory/hybrid.py",
+        "self.state.load_cpu_copy(backup.state, state_slot)",
+        "self.state.load_cpu_copy(backup.state, max(1, state_slot // self.full.layout.dcp_size))",
+        "tests/memory/test_hybrid.py::test_rows_and_state_come_back_together_on_every_rank",
+    ),
+    Bug(
+        "a pool serves any rank",
+        "memory/mla_pool.py",
+        "require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)",
+        "require_rank_here(type(self).__name__, self.layout.dcp_size, 0)",
+        "tests/ranks/test_parallel.py",
+    ),
+    Bug(
+        "the newest token is taken for cached",
+        "engine/books.py",
+        "self.request.prompt_tokens + self.generated - 1",
+        "self.request.prompt_tokens + self.generated",
+        "tests/engine/test_scheduler.py::"
+        "test_stepping_on_real_pools_gives_the_result_of_both_twins",
+    ),
+    Bug(
+        "the request that has generated most is retracted",
+        "engine/policy.py",
+        "return (generated, -prompt_tokens, -joined)",
+        "return (-generated, -prompt_tokens, -joined)",
+        "tests/engine/test_policy.py::test_victims_go_by_generated_then_prompt_then_joining",
+    ),
+    Bug(
+        "restored tokens stay on the host's books",
+        "engine/tally.py",
+        "self.host_tokens -= kv_tokens",
+        "self.host_tokens -= 0",
+        "tests/engine/test_events.py::test_jumping_gives_the_result_of_stepping",
+    ),
+    Bug(
+        "an empty shard reported as +inf takes all the weight",
+        "attn/partial.py",
+        "torch.isnan(lse) | (lse == math.inf)",
+        "torch.isnan(lse)",
+        "tests/attn/test_merge_laws.py::"
+        "test_a_shard_marked_empty_in_any_way_adds_nothing_whatever_its_out_holds",
+    ),
+)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of what the laws need: the package, the tests, the data, and the settings."""
+    for name in ("kvlab", "tests", "data"):
+        left_out = shutil.ignore_patterns("__pycache__", "notebooks", "test_seeded_bugs.py")
+        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def run_laws(folder: Path, laws: list[str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-n", "0"]
+    return subprocess.run(
+        [*command, *laws], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+
+
+def names(laws: list[str]) -> list[str]:
+    return [law.split("::")[-1] for law in laws]
+
+
+@pytest.mark.slow
+def test_the_laws_hold_on_an_unchanged_copy(tmp_path: Path) -> None:
+    done = run_laws(copied(tmp_path), sorted({bug.law for bug in BUGS}))
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"\d+ passed", done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name.replace(" ", "_"))
+def test_the_law_catches(bug: Bug, tmp_path: Path) -> None:
+    folder = copied(tmp_path)
+    path = folder / "kvlab" / bug.file
+    source = path.read_text(encoding="utf-8")
+    assert source.count(bug.old) == 1, f"{bug.old!r} stands {source.count(bug.old)} times"
+    path.write_text(source.replace(bug.old, bug.new), encoding="utf-8")
+    done = run_laws(folder, [bug.law])
+    # 1: a test failed. Anything else (no test found, an error of collection) is not a catch.
+    assert done.returncode == 1, done.stdout[-3000:] + done.stderr[-1000:]
+    assert f"FAILED {bug.law}" in done.stdout, done.stdout[-3000:]
+
+
+def test_at_least_ten_bugs_are_seeded_in_every_layer_that_has_laws() -> None:
+    assert len(BUGS) >= 10
+    assert {bug.file.split("/")[0] for bug in BUGS} == {"index", "attn", "memory", "engine"}
