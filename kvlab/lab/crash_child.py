@@ -18,6 +18,8 @@ from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.crash_node import BeforeFix, CopyError, CrashNode
 
+PAGES = 3  # of each request in the child's pool
+
 
 @dataclass(frozen=True, slots=True)
 class ChildResult:
@@ -32,8 +34,14 @@ class ChildResult:
 def crash_in_child(layout: DcpLayout, device: str = "cpu", timeout_s: float = 300) -> ChildResult:
     """Retract from a full pool with the code before the fix, in a child process.
 
-    Errors: StudyError when the device is not there, or the child outlives ``timeout_s``.
+    Errors: StudyError when the device is not there, the pool holds no request of two and a bit
+    pages, or the child outlives ``timeout_s``.
     """
+    if layout.num_pages < PAGES:
+        raise StudyError(
+            f"the full pool of the child holds requests of {PAGES} pages: got num_pages="
+            f"{layout.num_pages}; use more pages"
+        )
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise StudyError(
             f"device {device} is not available on this machine; use device='cpu', or read the "
@@ -67,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu")
     given = parser.parse_args(argv)
     layout = DcpLayout(given.dcp_size, given.page_size, given.num_pages)
-    tokens = 2 * layout.widened_page_size + 1
+    tokens = (PAGES - 1) * layout.widened_page_size + 1
     node = CrashNode(layout, layout.num_pages // layout.pages_for(tokens), tokens, given.device)
     victim = node.victim()
     try:

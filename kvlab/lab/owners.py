@@ -42,7 +42,7 @@ class OwnerStudy:
         if len(pages) < need or len(set(pages)) != len(pages):
             raise StudyError(
                 f"positions 0..{self.start + self.length - 1} need {need} different pages of "
-                f"{self.layout.widened_page_size} slots: got {list(pages)} (num_pages="
+                f"{self.layout.widened_page_size} slots: got {_shown(pages)} (num_pages="
                 f"{self.layout.num_pages}); raise num_pages or shorten the run"
             )
         bad = [p for p in pages if not 1 <= p <= self.layout.num_pages]
@@ -102,6 +102,11 @@ class OwnerStudy:
             for r in range(lay.dcp_size)
         ]
         return pd.DataFrame({"rank": range(lay.dcp_size), "positions": held})
+
+
+def _shown(pages: Sequence[int], most: int = 12) -> str:
+    more = f", ... {len(pages)} in all" if len(pages) > most else ""
+    return f"[{', '.join(map(str, pages[:most]))}{more}]"
 
 
 def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -127,9 +128,16 @@ class RetractionStudy:
             cache: folder of finished rows; None keeps none.
             progress: called with (rows done, rows).
 
+        Errors: StudyError for jobs below 1, or a cache that cannot be written.
+
         Columns: ``COLUMNS``, then finished, forwards, decode_tokens, resumed, recomputed_tokens,
         peak_pages, peak_running, peak_host_gib, num_pages, label ('simulated').
         """
+        if jobs is not None and jobs < 1:
+            raise StudyError(f"jobs counts processes, at least 1: got {jobs}; None takes all cores")
+        if cache is not None:
+            with _writable(cache):  # asked before the work, not after the first row
+                cache.mkdir(parents=True, exist_ok=True)
         points = self.points()
         rows: dict[int, dict[str, object]] = {}
         for i, (c, budget) in enumerate(points):
@@ -242,7 +250,18 @@ def _read(cache: Path | None, key: str) -> dict[str, object] | None:
 def _write(cache: Path | None, key: str, row: dict[str, object]) -> None:
     if cache is None:
         return
-    cache.mkdir(parents=True, exist_ok=True)
     part = cache / f"{key}.{os.getpid()}.part"
-    part.write_text(json.dumps(row), encoding="utf-8")
-    part.replace(cache / f"{key}.json")  # whole or not at all
+    with _writable(cache):
+        part.write_text(json.dumps(row), encoding="utf-8")
+        part.replace(cache / f"{key}.json")  # whole or not at all
+
+
+@contextmanager
+def _writable(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(
+            f"a cache is a folder that can be written: {str(cache)!r} gives "
+            f"{error.strerror or error}; name another folder, or none"
+        ) from None
