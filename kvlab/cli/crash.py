@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from kvlab.cli.crash_runs import Run, attempt
-from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress
+from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, layout_facts, progress
 from kvlab.cli.values import add_layout_arguments, device, whole
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, raw_use_census
@@ -108,11 +108,7 @@ def run(given: argparse.Namespace) -> int:
 
     def document() -> dict[str, object]:
         return {
-            **asdict(layout),
-            "widened_page_size": layout.widened_page_size,
-            "slot_end": layout.slot_end,
-            "rows_per_rank": layout.rows_per_rank,
-            "capacity_tokens": layout.capacity_tokens,
+            "layout": layout_facts(layout),
             **census,
             "runs": [found.document() for found in done],
             "skipped": [asdict(found) for found in skipped],

@@ -14,13 +14,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
 from tqdm import tqdm
 
 from kvlab.errors import KvlabError
+from kvlab.index import DcpLayout
 
 STDOUT = "-"
 
@@ -109,6 +110,17 @@ def records(table: pd.DataFrame) -> list[dict[str, object]]:
     plain = table.astype(object)
     found: list[dict[str, object]] = plain.where(table.notna(), None).to_dict("records")  # type: ignore[assignment]
     return found
+
+
+def layout_facts(layout: DcpLayout) -> dict[str, int]:
+    """A layout as plain values for JSON: its four sizes, and what follows from them."""
+    return {
+        **asdict(layout),
+        "widened_page_size": layout.widened_page_size,
+        "slot_end": layout.slot_end,
+        "rows_per_rank": layout.rows_per_rank,
+        "capacity_tokens": layout.capacity_tokens,
+    }
 
 
 def aligned(table: pd.DataFrame, most: int | None = None, thousands: bool = False) -> str:

@@ -1,11 +1,10 @@
 """``kvlab owners``: which rank keeps each position of a run, in which row; what raw use hits."""
 
 import argparse
-from dataclasses import asdict
 
 import pandas as pd
 
-from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, records
+from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, layout_facts, records
 from kvlab.cli.values import add_layout_arguments, sizes, whole
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-pages",
         type=int,
         metavar="N",
-        help="pages of the pool (default: as many as the run needs)",
+        help="pages of the pool (default: 16, or as many as the run needs)",
     )
     parser.add_argument(
         "--interleave",
@@ -75,7 +74,7 @@ def study_of(given: argparse.Namespace) -> OwnerStudy:
         )
     pages = given.num_pages
     if pages is None:
-        pages = max(given.pages or (page.pages_for(given.start + length),))
+        pages = max(16, *(given.pages or ()), page.pages_for(given.start + length))
     layout = DcpLayout(given.dcp_size, given.page_size, pages, given.interleave)
     return OwnerStudy(layout, length, given.start, given.pages)
 
@@ -88,9 +87,7 @@ def run(given: argparse.Namespace) -> int:
 
     def document() -> dict[str, object]:
         return {
-            **asdict(study.layout),
-            "widened_page_size": study.layout.widened_page_size,
-            "rows_per_rank": study.layout.rows_per_rank,
+            "layout": layout_facts(study.layout),
             "start": study.start,
             "length": study.length,
             "pages": list(study.page_list),
