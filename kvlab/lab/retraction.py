@@ -5,8 +5,8 @@ budget of one *rank* turned into pages by the model's geometry. More ranks hold 
 each token is stored once: capacity grows by exactly c, and retractions stop where the working set
 fits. Every number here is *simulated*: a step has no duration unless arrivals are placed on steps.
 
-Rows are written as they are made and kept under a hash of everything that decides them, so a study
-that is killed and started again runs only what is missing.
+Rows are written as they are made and kept under a hash of everything that decides them, the sources
+of the scheduler included, so a study that is killed and started again runs only what is missing.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache as cache_once
 from pathlib import Path
 
 import pandas as pd
@@ -168,7 +169,7 @@ class RetractionStudy:
 
     def _key(self, dcp_size: int, budget_gib: float) -> str:
         facts = {
-            "kvlab": kvlab.__version__,
+            "code": _code_digest(),
             "digest": self.workload.digest,
             "model": asdict(geometry(self.model)),
             "config": asdict(self.config(dcp_size, budget_gib)),
@@ -199,6 +200,19 @@ def suggest_budgets(
 def with_restore(study: RetractionStudy, restore: str) -> RetractionStudy:
     """The same study with the other way back: "backup" or "recompute"."""
     return replace(study, restore=restore)
+
+
+@cache_once
+def _code_digest() -> str:
+    """SHA-256 over the sources that decide a row: a changed rule makes its rows anew."""
+    root = Path(kvlab.__file__).parent
+    sources = sorted(
+        p for name in ("index", "memory", "engine") for p in (root / name).rglob("*.py")
+    )
+    digest = hashlib.sha256()
+    for path in [*sources, Path(__file__)]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _numbered(
