@@ -10,12 +10,12 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index.layout import require_int, require_rank
-from kvlab.index.localize import owned_elements
+from kvlab.index.localize import owned_elements, owner_of, row_of
 from kvlab.index.spaces import as_ids, require_within
 
 
 def localize_move(
-    target: Tensor, source: Tensor, dcp_size: int, dcp_rank: int
+    target: Tensor, source: Tensor, dcp_size: int, dcp_rank: int, interleave: int = 1
 ) -> tuple[Tensor, Tensor]:
     """The rows that ``dcp_rank`` moves: (to, from), int64 ``(m,)`` each.
 
@@ -29,21 +29,22 @@ def localize_move(
             f"a move pairs each source with one target: got {len(target)} targets and "
             f"{len(source)} sources"
         )
-    mine = owned_elements(source, dcp_size, dcp_rank)
-    owned_elements(target, dcp_size, dcp_rank)  # refuses holes among the targets too
-    bad = torch.nonzero(target % dcp_size != source % dcp_size).flatten()
+    mine = owned_elements(source, dcp_size, dcp_rank, interleave)
+    owned_elements(target, dcp_size, dcp_rank, interleave)  # refuses holes among the targets too
+    owner, wanted = (owner_of(ids, dcp_size, interleave) for ids in (source, target))
+    bad = torch.nonzero(owner != wanted).flatten()
     if len(bad):
         at = int(bad[0])
-        s, t = int(source[at]), int(target[at])
+        mate = int(owner[at])
+        rule = f"with target % {dcp_size} == {mate}"
         raise IndexSpaceError(
-            f"a move is local to one rank: source slot {s} (rank {s % dcp_size}) and target slot "
-            f"{t} (rank {t % dcp_size}) at index {at} have different owners; choose a target "
-            f"with target % {dcp_size} == {s % dcp_size}, or transfer between the ranks"
+            f"a move is local to one rank: source slot {int(source[at])} (rank {mate}) and target "
+            f"slot {int(target[at])} (rank {int(wanted[at])}) at index {at} have different owners; "
+            f"choose a target {rule if interleave == 1 else f'of rank {mate}'}, or transfer "
+            f"between the ranks"
         )
-    return (
-        torch.div(target[mine], dcp_size, rounding_mode="floor"),
-        torch.div(source[mine], dcp_size, rounding_mode="floor"),
-    )
+    to, at_rows = (row_of(ids[mine], dcp_size, interleave) for ids in (target, source))
+    return to, at_rows
 
 
 def localize_virtual(

@@ -26,7 +26,6 @@ from kvlab.engine.events import simulate
 from kvlab.engine.policy import NodeConfig
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout
 from kvlab.memory import geometry, plan_pool
 from kvlab.memory.capacity import gib
 
@@ -91,7 +90,7 @@ class RetractionStudy:
         model = geometry(self.model)
         plan = plan_pool(model, gib(budget_gib), dcp_size, self.page_size, self.dtype)
         return NodeConfig(
-            DcpLayout(dcp_size, self.page_size, plan.num_pages),
+            plan.layout,
             concurrency=self.concurrency,
             restore=self.restore,  # type: ignore[arg-type]  # NodeConfig checks the word
             admission="reserved" if self.restore == "backup" else "new_token_ratio",

@@ -15,6 +15,7 @@ factor c, so a rank never promises the part of a page that it cannot hold.
 from dataclasses import dataclass
 
 from kvlab.errors import CapacityError
+from kvlab.index import DcpLayout, fits
 from kvlab.memory.geometry import GIB, ModelGeometry, require_count
 
 
@@ -51,10 +52,14 @@ class PoolPlan:
         """Bytes that one rank spends: KV buffer and recurrent state. At most the budget."""
         return self.kv_bytes + self.state_bytes
 
+    @property
+    def layout(self) -> DcpLayout:
+        """The two index spaces of this pool."""
+        return DcpLayout(self.dcp_size, self.page_size, self.num_pages)
+
     def fits(self, tokens: int) -> bool:
         """Whether one request of ``tokens`` tokens fits an empty pool, in whole widened pages."""
-        pages = widened_pages(tokens, self.page_size, self.dcp_size)
-        return pages <= self.num_pages
+        return fits(tokens, self.layout)
 
 
 def plan_pool(
@@ -124,27 +129,3 @@ def gib(amount: float) -> int:
             f"a budget in GiB lies in [0, {2**33}): got {amount!r}; pass GiB of one rank, not bytes"
         )
     return int(amount * GIB)
-
-
-def tokens_of_rows(tokens_per_rank: int, page_size: int, dcp_size: int) -> int:
-    """Tokens on the node when each rank has room for ``tokens_per_rank`` (without padding page).
-
-    Whole pages first, then the factor c: 100 rows, P=32, c=4 -> 3 * 32 * 4 = 384.
-    """
-    require_count("tokens_per_rank", tokens_per_rank, 0, "rows of one rank")
-    require_count("page_size", page_size, 1, "tokens of a page on one rank")
-    require_count("dcp_size", dcp_size, 1, "the ranks that share a request's KV")
-    return tokens_per_rank // page_size * page_size * dcp_size
-
-
-def rows_of_tokens(tokens: int, page_size: int, dcp_size: int) -> int:
-    """Rows that a request of ``tokens`` tokens occupies on every rank: 401, P=32, c=4 -> 128."""
-    return widened_pages(tokens, page_size, dcp_size) * page_size
-
-
-def widened_pages(tokens: int, page_size: int, dcp_size: int) -> int:
-    """Allocator pages of P * c slots that ``tokens`` tokens of one request need: 401 -> 4."""
-    require_count("tokens", tokens, 0, "tokens of one request")
-    require_count("page_size", page_size, 1, "tokens of a page on one rank")
-    require_count("dcp_size", dcp_size, 1, "the ranks that share a request's KV")
-    return -(-tokens // (page_size * dcp_size))

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, localize_move
 from kvlab.index.layout import require_index, require_int, require_rank
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
 from kvlab.memory.host import HostArena
-from kvlab.memory.plans import move_plan, pack_rows, write_plan
+from kvlab.memory.plans import pack_rows, write_plan
 from kvlab.memory.rows import scatter_rows
 from kvlab.ranks import require_rank_here
 
@@ -156,7 +156,8 @@ class MLATokenToKVPool:
             end = self.row_layout.slot_end
             instead = "the padding page holds no token"
             require_within(ids, self.row_layout.first_slot, end, name, instead)
-        to, at = move_plan(target, source, self.row_layout, self.row_rank)
+        lay = self.row_layout
+        to, at = localize_move(target, source, lay.dcp_size, self.row_rank, lay.interleave)
         self.buffer[:, self._move_rows(to)] = self.buffer[:, self._move_rows(at)]
 
     def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows) -> KvBackup:

@@ -1,4 +1,4 @@
-"""What one rank does of a write or a move: which elements of the ids, which rows, which values.
+"""What one rank does of a write: which elements of the ids, which rows, which values.
 
 Pure functions of tensors and a layout. A pool adds its bounds, its page table if it has one, and
 the copy itself.
@@ -10,8 +10,8 @@ Worked example, c=2, page_size=2: of a write to slots [0, 8, 9, 10, -1] rank 0 s
 import torch
 from torch import Tensor
 
-from kvlab.errors import IndexSpaceError, PoolError
-from kvlab.index import DcpLayout, localize_move, owned_elements, owner_of, row_of
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, owned_elements, row_of
 
 
 def write_plan(ids: Tensor, layout: DcpLayout, rank: int) -> tuple[Tensor, Tensor]:
@@ -19,30 +19,6 @@ def write_plan(ids: Tensor, layout: DcpLayout, rank: int) -> tuple[Tensor, Tenso
     live = torch.nonzero(ids >= layout.first_slot).flatten()
     mine = live[owned_elements(ids[live], layout.dcp_size, rank, layout.interleave)]
     return mine, row_of(ids[mine], layout.dcp_size, layout.interleave)
-
-
-def move_plan(
-    target: Tensor, source: Tensor, layout: DcpLayout, rank: int
-) -> tuple[Tensor, Tensor]:
-    """(to, from) rows that ``rank`` moves of in-bounds slots: int64 ``(m,)`` each.
-
-    Errors: IndexSpaceError when a pair has two owners, or the lists differ in length.
-    """
-    c, turn = layout.dcp_size, layout.interleave
-    if turn == 1 or len(target) != len(source):
-        return localize_move(target, source, c, rank)
-    owner, wanted = owner_of(source, c, turn), owner_of(target, c, turn)
-    bad = torch.nonzero(owner != wanted).flatten()
-    if len(bad):
-        at = int(bad[0])
-        raise IndexSpaceError(
-            f"a move is local to one rank: source slot {int(source[at])} (rank {int(owner[at])}) "
-            f"and target slot {int(target[at])} (rank {int(wanted[at])}) at index {at} have "
-            f"different owners; choose a target of rank {int(owner[at])} (interleave {turn}), or "
-            f"transfer between the ranks"
-        )
-    mine = owner == rank
-    return row_of(target[mine], c, turn), row_of(source[mine], c, turn)
 
 
 def pack_rows(

@@ -9,9 +9,6 @@ from kvlab.memory.capacity import (
     PoolPlan,
     gib,
     plan_pool,
-    rows_of_tokens,
-    tokens_of_rows,
-    widened_pages,
 )
 from kvlab.memory.geometry import DTYPES, GIB, ModelGeometry, geometry
 
@@ -78,21 +75,6 @@ def test_state_is_set_aside_first_with_its_reserved_slot(requests: int, c: int) 
 def test_the_state_of_a_request_shrinks_with_tensor_parallelism_not_with_dcp() -> None:
     plans = [plan_pool(KIMI, gib(40), c, state_requests=64, tp_size=8) for c in (1, 2, 4, 8)]
     assert {plan.state_bytes for plan in plans} == {65 * KIMI.state_bytes(8)}
-
-
-@pytest.mark.parametrize(
-    ("rows", "page", "c", "tokens"), [(100, 32, 4, 384), (31, 32, 4, 0), (8192, 64, 4, 32_768)]
-)
-def test_whole_pages_come_first_and_then_the_factor(rows, page, c, tokens: int) -> None:
-    assert tokens_of_rows(rows, page, c) == tokens
-
-
-@pytest.mark.parametrize(
-    ("tokens", "pages", "rows"), [(0, 0, 0), (1, 1, 32), (128, 1, 32), (129, 2, 64), (401, 4, 128)]
-)
-def test_a_request_occupies_whole_widened_pages_on_every_rank(tokens, pages, rows: int) -> None:
-    assert widened_pages(tokens, 32, 4) == pages
-    assert rows_of_tokens(tokens, 32, 4) == rows
 
 
 def test_a_request_longer_than_a_rank_fits_when_the_ranks_share_it() -> None:
