@@ -192,6 +192,7 @@ class UnifiedKVPool(MLATokenToKVPool):
 
         Errors: PoolError for moves of another compaction; then nothing is copied.
         """
+        self._require_here()
         if not moves:
             return
         done, made = self._applied, self.table.moves
