@@ -85,6 +85,7 @@ def make_pools(
     rope: int = ROPE,
     dtype: torch.dtype = torch.float32,
     host: HostArena | None = None,
+    device: str = "cpu",
 ) -> list[MLATokenToKVPool]:
     """One small pool a rank. A unified one has its virtual pages mapped in descending order."""
     table = PageTable(layout, physical_pages=layout.num_pages)
@@ -97,6 +98,7 @@ def make_pools(
             "qk_rope_head_dim": rope,
             "dtype": dtype,
             "host": HostArena(grain=64) if host is None else host,
+            "device": device,
         }
         if kind == "resolved":
             pools.append(UnifiedKVPool(table, rank, **options))

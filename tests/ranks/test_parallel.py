@@ -156,6 +156,9 @@ def test_a_pool_of_another_rank_refuses_every_call(kind: int, size: int, rank: i
         ):
             with pytest.raises(RankMismatchError, match=text):
                 call()
+        if isinstance(pool, UnifiedKVPool):
+            with pytest.raises(RankMismatchError, match=text):
+                pool.apply_moves([])
     assert not pool.buffer.any()
     assert not backup.spent
     with get_parallel().override(dcp_size=4, dcp_rank=1):
