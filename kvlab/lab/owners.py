@@ -112,8 +112,13 @@ def _shown(pages: Sequence[int], most: int = 12) -> str:
 def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.DataFrame:
     """Every row of the first pages of every rank's buffer and the slot that it stores.
 
-    Columns rank, row, page, slot. Page 0 is the padding page.
+    Columns rank, row, page, slot. Page 0 is the padding page. Errors: StudyError.
     """
+    if not 0 <= first_page <= layout.num_pages or pages < 1:
+        raise StudyError(
+            f"a buffer map has first_page in [0, {layout.num_pages}] and pages >= 1: got "
+            f"first_page={first_page}, pages={pages}"
+        )
     last = min(first_page + pages, layout.num_pages + 1)
     rows = torch.arange(first_page * layout.page_size, last * layout.page_size)
     parts = [
