@@ -1,0 +1,357 @@
+"""Retraction counts: equal to a node that steps on real pools, kept under what decides them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.engine.events import simulate
+from kvlab.engine.scheduler import StepNode
+from kvlab.engine.workload import (
+    LengthModel,
+    Lognormal,
+    Workload,
+    generate_closed_loop,
+    generate_open_loop,
+)
+from kvlab.errors import CapacityError, StudyError
+from kvlab.lab import retraction
+from kvlab.lab.retraction import COLUMNS, GIB, RetractionStudy, suggest_budgets, with_restore
+from kvlab.memory import geometry
+
+MODEL = "Kimi-Linear-48B-A3B"
+TOKEN = geometry(MODEL).bytes_per_token("bf16")
+LENGTHS = LengthModel(Lognormal(9.0, 0.6, 1, 40), Lognormal(12.0, 0.6, 1, 40))
+SMALL = generate_closed_loop(40, LENGTHS, seed=1)
+PAGE = 4
+
+
+def pages(count: int, page_size: int = PAGE) -> float:
+    """The budget in GiB that buys ``count`` pages and the padding page of one rank."""
+    return (count + 1.5) * page_size * TOKEN / GIB
+
+
+def study(**changes: Any) -> RetractionStudy:
+    """Small pools that run dry."""
+    base = RetractionStudy(
+        SMALL,
+        dcp_sizes=(1, 2, 3),
+        budgets_gib=(pages(20), pages(45)),
+        page_size=PAGE,
+        concurrency=12,
+        reserved_decode_tokens=2,
+    )
+    return replace(base, **changes)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The DCP size of every run of the scheduler, in order."""
+    seen: list[int] = []
+
+    def counted(workload: Workload, config: Any) -> Any:
+        seen.append(config.layout.dcp_size)
+        return simulate(workload, config)
+
+    monkeypatch.setattr(retraction, "simulate", counted)
+    return seen
+
+
+@pytest.mark.parametrize("restore", ["backup", "recompute"])
+@pytest.mark.parametrize("interval", [None, 7])
+def test_the_counts_are_those_of_a_node_that_steps_on_real_pools(
+    restore: str, interval: int | None
+) -> None:
+    made = study(restore=restore, force_retract_interval=interval, dcp_sizes=(1, 3))
+    table = made.run(jobs=1)
+    # The ratio rule expects most of the output at first, so only force makes it retract here.
+    assert table["retractions"].sum() > 0 or (restore, interval) == ("recompute", None)
+    for line, (c, budget) in zip(table.to_dict("records"), made.points(), strict=True):
+        config = made.config(c, budget)
+        stepped = StepNode(config).run(SMALL, record=True)
+        done = stepped.counters
+        given_back = [e.tokens for e in stepped.events if e.kind == "retract"]
+        assert line["retractions"] == done.retracted_requests == len(given_back)
+        assert line["retracted_tokens"] == sum(given_back)
+        assert line["aborted"] == done.aborted
+        assert line["finished"] + line["aborted"] == line["requests"] == len(SMALL)
+        assert line["backup_gib"] == done.backup_bytes / GIB
+        for name in ("finished", "forwards", "decode_tokens", "recomputed_tokens", "peak_pages"):
+            assert line[name] == getattr(done, name)
+        assert line["peak_host_gib"] == done.peak_host_tokens * config.token_bytes / GIB
+
+
+@given(
+    c=st.integers(2, 64),
+    count=st.integers(1, 500),
+    page=st.sampled_from([1, 4, 64]),
+    part=st.floats(0, 0.99),
+)
+def test_capacity_grows_by_exactly_the_dcp_size(c: int, count: int, page: int, part: float) -> None:
+    budget = (count + 1 + part) * page * TOKEN / GIB
+    made = RetractionStudy(SMALL, dcp_sizes=(1, c), budgets_gib=(budget,), page_size=page)
+    one, many = (made.config(size, budget).layout.capacity_tokens for size in (1, c))
+    assert many == c * one
+    # Rounding of a float may take the last byte of the last page, never more.
+    assert one in (count * page, (count - 1) * page)
+
+
+def test_rows_come_budget_by_budget_with_the_named_columns_in_front() -> None:
+    made = study()
+    table = made.run(jobs=1)
+    assert COLUMNS == (
+        "dcp_size",
+        "budget_gib",
+        "capacity_tokens",
+        "requests",
+        "retractions",
+        "retracted_tokens",
+        "aborted",
+        "backup_gib",
+    )
+    assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS
+    assert list(zip(table["dcp_size"], table["budget_gib"], strict=True)) == made.points()
+    assert table["budget_gib"].is_monotonic_increasing
+    assert set(table["label"]) == {"simulated"}
+    assert (table["capacity_tokens"] == table["num_pages"] * PAGE * table["dcp_size"]).all()
+    assert not table.isna().any(axis=None)
+
+
+def test_what_is_backed_up_is_what_the_victims_held_and_recompute_backs_nothing_up() -> None:
+    forced = study(force_retract_interval=5)
+    backup, recompute = forced.run(jobs=1), with_restore(forced, "recompute").run(jobs=1)
+    assert backup["retractions"].sum() > 0
+    assert recompute["retractions"].sum() > 0
+    assert (backup["backup_gib"] == backup["retracted_tokens"] * TOKEN / GIB).all()
+    assert (backup["resumed"] == backup["retractions"]).all()
+    assert (backup["recomputed_tokens"] == 0).all()
+    assert (recompute["backup_gib"] == 0).all()
+    assert (recompute["recomputed_tokens"] > 0).sum() == (recompute["retractions"] > 0).sum()
+
+
+def test_one_process_and_two_give_the_same_table() -> None:
+    made = study()
+    pd.testing.assert_frame_equal(made.run(jobs=1), made.run(jobs=2))
+
+
+def test_progress_is_told_from_what_is_kept_to_the_last_row(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    study().run(jobs=1, cache=tmp_path, progress=lambda done, all_: told.append((done, all_)))
+    assert told == [(done, 6) for done in range(7)]
+    told.clear()
+    study().run(jobs=1, cache=tmp_path, progress=lambda done, all_: told.append((done, all_)))
+    assert told == [(6, 6)]
+
+
+# The cache -------------------------------------------------------------------------------------
+
+
+def test_a_second_run_reads_every_row_and_simulates_nothing(
+    tmp_path: Path, simulated: list[int]
+) -> None:
+    first = study().run(jobs=1, cache=tmp_path / "new" / "folder")
+    assert len(simulated) == 6
+    again = study().run(jobs=1, cache=tmp_path / "new" / "folder")
+    assert len(simulated) == 6
+    pd.testing.assert_frame_equal(first, again)
+    pd.testing.assert_frame_equal(first, study().run(jobs=1))
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def stopped(workload: Workload, config: Any) -> Any:
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+        seen.append(config.layout.dcp_size)
+        return simulate(workload, config)
+
+    monkeypatch.setattr(retraction, "simulate", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        study().run(jobs=1, cache=tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == 4
+    seen[:] = [0, 0]
+    table = study().run(jobs=1, cache=tmp_path)
+    assert seen == [0, 0, 2, 3]
+    pd.testing.assert_frame_equal(table, study(workload=SMALL).run(jobs=1, cache=tmp_path))
+
+
+@pytest.mark.parametrize(
+    "broken", [b"", b'{"dcp_size": 1, "budg', b"\xff\xfe", b"[1, 2]", b"{}", b"null"]
+)
+def test_half_a_file_is_not_believed_and_is_written_again(
+    tmp_path: Path, simulated: list[int], broken: bytes
+) -> None:
+    first = study().run(jobs=1, cache=tmp_path)
+    (tmp_path / "0.123.part").write_bytes(broken)
+    victim = sorted(tmp_path.glob("*.json"))[0]
+    whole = victim.read_bytes()
+    victim.write_bytes(broken)
+    again = study().run(jobs=1, cache=tmp_path)
+    assert len(simulated) == 7
+    pd.testing.assert_frame_equal(first, again)
+    assert json.loads(victim.read_bytes()) == json.loads(whole)
+
+
+def test_a_row_is_kept_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, text: str, **_: object) -> int:
+        self.write_bytes(text.encode()[:20])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(StudyError, match=r"cache is a folder .* gives No space left on device"):
+        study().run(jobs=1, cache=tmp_path)
+    assert list(tmp_path.glob("*.json")) == []
+
+
+OTHER = generate_closed_loop(40, LENGTHS, seed=2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workload": OTHER},
+        {"workload": generate_open_loop(40, 10.0, LENGTHS, seed=1)},
+        {"model": "DeepSeek-V2-Lite"},
+        {"dtype": "fp32"},
+        {"page_size": 2},
+        {"concurrency": 11},
+        {"concurrency": None},
+        {"restore": "recompute"},
+        {"reserved_decode_tokens": 3},
+        {"step_time_s": 0.5},
+        {"force_retract_interval": 3},
+    ],
+)
+def test_whatever_decides_a_row_is_part_of_its_key(
+    tmp_path: Path, simulated: list[int], change: dict[str, Any]
+) -> None:
+    budgets = (pages(200),)
+    study(budgets_gib=budgets).run(jobs=1, cache=tmp_path)
+    study(budgets_gib=budgets, **change).run(jobs=1, cache=tmp_path)
+    assert len(simulated) == 6
+    assert len(list(tmp_path.glob("*.json"))) == 6
+
+
+def test_the_name_of_a_workload_and_the_other_rows_are_not_part_of_the_key(
+    tmp_path: Path, simulated: list[int]
+) -> None:
+    study().run(jobs=1, cache=tmp_path)
+    renamed = replace(SMALL, name="renamed", source="elsewhere")
+    study(workload=renamed, dcp_sizes=(3, 1), budgets_gib=(pages(45),)).run(jobs=1, cache=tmp_path)
+    assert len(simulated) == 6
+
+
+def test_rows_of_another_scheduler_are_not_believed(
+    tmp_path: Path, simulated: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study().run(jobs=1, cache=tmp_path)
+    monkeypatch.setattr(retraction, "_code_digest", lambda: "the sources have changed")
+    study().run(jobs=1, cache=tmp_path)
+    assert len(simulated) == 12
+
+
+def test_a_cache_that_cannot_be_a_folder_is_refused_before_the_work(
+    tmp_path: Path, simulated: list[int]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StudyError, match=r"a cache is a folder that can be written: '.*file' give"):
+        study().run(jobs=1, cache=tmp_path / "file")
+    assert simulated == []
+
+
+# Parameters ------------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 100),
+    n=st.integers(1, 60),
+    median=st.sampled_from([20.0, 300.0]),
+    model=st.sampled_from([MODEL, "DeepSeek-V3", "MiniCPM3-4B"]),
+    dtype=st.sampled_from(["bf16", "fp8", "fp32"]),
+    concurrency=st.none() | st.integers(1, 200),
+    restore=st.sampled_from(["backup", "recompute"]),
+)
+@settings(max_examples=25)
+def test_suggested_budgets_rise_and_none_of_them_aborts_a_request(
+    seed: int,
+    n: int,
+    median: float,
+    model: str,
+    dtype: str,
+    concurrency: int | None,
+    restore: str,
+) -> None:
+    lengths = LengthModel(Lognormal(median, 0.9, 1, 900), Lognormal(20.0, 0.8, 1, 300))
+    workload = generate_closed_loop(n, lengths, seed=seed)
+    budgets = suggest_budgets(workload, model, dtype, concurrency)
+    assert 1 <= len(budgets) <= 4
+    assert list(budgets) == sorted(set(budgets))
+    made = RetractionStudy(
+        workload,
+        model=model,
+        dtype=dtype,
+        dcp_sizes=(1, 2, 16),
+        budgets_gib=budgets,
+        concurrency=concurrency,
+        restore=restore,
+    )
+    assert made.run(jobs=1)["aborted"].sum() == 0
+
+
+def test_suggested_budgets_halve_with_the_bytes_of_a_row_and_follow_the_concurrency() -> None:
+    lengths = LengthModel(Lognormal(500.0, 0.2, 100, 900), Lognormal(20.0, 0.2, 1, 90))
+    workload = generate_closed_loop(50, lengths)
+    whole = suggest_budgets(workload, MODEL, "bf16", 1000)
+    half = suggest_budgets(workload, MODEL, "fp8", 1000)
+    assert [b / w for b, w in zip(half, whole, strict=True)] == pytest.approx([0.5] * 4, rel=0.01)
+    assert [b / whole[0] for b in whole] == pytest.approx([1, 2, 4, 8], rel=0.01)
+    few = suggest_budgets(workload, MODEL, "bf16", 500)
+    assert [b / w for b, w in zip(few, whole, strict=True)] == pytest.approx([0.5] * 4, rel=0.01)
+    open_loop = suggest_budgets(workload, MODEL, "bf16", None)
+    assert open_loop == suggest_budgets(workload, MODEL, "bf16", 128)
+
+
+def test_the_parameters_are_plain_and_name_the_requests() -> None:
+    found = study().parameters()
+    assert json.loads(json.dumps(found)) == found
+    assert found["digest"] == SMALL.fingerprint
+    assert found["restore"] == "backup"
+    assert with_restore(study(), "recompute").parameters()["restore"] == "recompute"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "sentence"),
+    [
+        ({"dcp_sizes": ()}, StudyError, r"dcp_sizes must name at least one value.*got \(\)"),
+        ({"budgets_gib": ()}, StudyError, r"budgets_gib must name at least one value"),
+        ({"dcp_sizes": (2, 2)}, StudyError, r"each once: got \(2, 2\)"),
+        ({"dcp_sizes": (0,)}, CapacityError, r"dcp_size is an int of at least 1"),
+        ({"budgets_gib": (pages(0),)}, CapacityError, r"a pool needs 2 pages a rank"),
+        ({"budgets_gib": (-1.0,)}, CapacityError, r"a budget in GiB lies in .*got -1\.0"),
+        ({"page_size": 0}, CapacityError, r"page_size is an int of at least 1"),
+        ({"model": "GPT-2"}, CapacityError, r"a model is named as .*got 'GPT-2'"),
+        ({"model": "Kimi-K3"}, CapacityError, r"bytes need the width of a latent row"),
+        ({"dtype": "int3"}, CapacityError, r"a row is stored in one of .*got dtype 'int3'"),
+        ({"concurrency": 0}, StudyError, r"concurrency must be an int of at least 1: got 0"),
+        ({"restore": "pray"}, StudyError, r"restore must be one of backup, recompute: got 'pray'"),
+        ({"step_time_s": 0.0}, StudyError, r"step_time_s must be a finite time above 0"),
+    ],
+)
+def test_parameters_that_describe_no_node_are_refused_when_the_study_is_made(
+    change: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        study(**change)
+
+
+def test_no_processes_are_refused() -> None:
+    with pytest.raises(StudyError, match=r"jobs counts processes, at least 1: got 0"):
+        study().run(jobs=0)
