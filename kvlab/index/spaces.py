@@ -143,7 +143,7 @@ class PhysicalRows:
     ``ids`` int64 ``(m,)`` rows; ``source`` int64 ``(m,)`` elements of the slot run; ``rank`` the
     only rank whose pool takes them; ``layout`` the layout they were made for; ``start`` and
     ``positions`` the run they came from (all ranks together hold its positions). Made by
-    ``localize``, by a pool with a page table (``resolved_at``: the compaction they are good for;
+    ``localize``, by a pool with a page table (``resolved_at``: the edition they are good for;
     None for rows that no page table was asked for), or by ``assume_physical``; a changed
     copy (``dataclasses.replace``) is refused as raw ids are.
     """

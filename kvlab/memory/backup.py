@@ -17,10 +17,31 @@ from kvlab.memory.rows import checksum, gather_rows
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateBackup:
-    """Recurrent state of one request on the host: ``conv`` and ``temporal``, all layers."""
+    """Recurrent state of one request on the host: ``conv`` and ``temporal``, all layers.
+
+    ``checksum`` is that of the two parts when the backup was made.
+    """
 
     conv: Tensor
     temporal: Tensor
+    checksum: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksum", self._sum())
+
+    def verify(self) -> None:
+        """Errors: BackupError when a part no longer has the checksum it was made with."""
+        if self._sum() != self.checksum:
+            raise BackupError(
+                f"the host copy of a state changed since it was made: checksum {self._sum()}, "
+                f"expected {self.checksum}; do not restore it: recompute the request"
+            )
+
+    def _sum(self) -> str:
+        parts = (self.conv, self.temporal)
+        # An empty layer axis has no element to view; the shape still counts.
+        flat = (p.contiguous().view(len(p), 1, -1) for p in parts if p.numel())
+        return "-".join(checksum(part, 1) for part in flat)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

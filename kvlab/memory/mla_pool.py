@@ -286,4 +286,4 @@ class MLATokenToKVPool:
 def _looked_up(resolved_at: int | None) -> str:
     if resolved_at is None:
         return "not looked up in a page table"
-    return f"looked up after compaction {resolved_at}"
+    return f"looked up in edition {resolved_at} of a page table"

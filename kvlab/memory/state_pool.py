@@ -92,6 +92,7 @@ class StatePool:
                     f"{tuple(has.shape)} {has.dtype}, the pool's {tuple(want.shape)} "
                     f"{want.dtype}; nothing was written"
                 )
+        backup.verify()
         return slot
 
     def audit(self) -> list[str]:

@@ -12,6 +12,7 @@ Source: SGLang ``unified_memory_pool.py``, ``kv_index_translator.py``; PRs 36890
 """
 
 from dataclasses import dataclass, field
+from itertools import count
 from typing import ClassVar
 
 import torch
@@ -24,6 +25,8 @@ from kvlab.index.spaces import make_rows
 from kvlab.memory.host import HostArena
 from kvlab.memory.mla_pool import MLATokenToKVPool
 
+_EDITIONS = count(1)
+
 
 @dataclass(slots=True, eq=False)
 class PageTable:
@@ -31,13 +34,15 @@ class PageTable:
 
     ``layout`` is the virtual side: pages 1..N can be mapped. ``physical_pages`` exist below (page 0
     is the padding page of both). Compactions are counted and remembered: a pool that has not copied
-    its rows for each of them, in order, refuses to serve.
+    its rows for each of them, in order, refuses to serve. ``edition`` is a new number, no other
+    table's, whenever a page lost its place: rows looked up in an older edition are refused.
     """
 
     layout: DcpLayout
     physical_pages: int
     v2p: Tensor = field(init=False)
     p2v: Tensor = field(init=False)
+    edition: int = field(init=False)
     _made: list[list[tuple[int, int]]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +50,7 @@ class PageTable:
         self.v2p = torch.full((self.layout.num_pages + 1,), -1, dtype=torch.int64)
         self.p2v = torch.full((self.physical_pages + 1,), -1, dtype=torch.int64)
         self.v2p[0] = self.p2v[0] = 0
+        self.edition = next(_EDITIONS)
 
     @property
     def moves(self) -> int:
@@ -81,6 +87,7 @@ class PageTable:
         for page in virtual:
             self.p2v[int(self.v2p[page])] = -1
             self.v2p[page] = -1
+        self.edition = next(_EDITIONS)
 
     def compact(self) -> list[tuple[int, int]]:
         """Move the highest pages into the lowest holes: the (from, to) physical pages, in order.
@@ -101,6 +108,7 @@ class PageTable:
             moves.append((high, low))
         if moves:
             self._made.append(list(moves))
+            self.edition = next(_EDITIONS)
         return moves
 
     def audit(self) -> list[str]:
@@ -185,7 +193,7 @@ class UnifiedKVPool(MLATokenToKVPool):
         self._require_applied()
         virtual = localize(slots, self.layout, self.rank)
         rows = look_up_rows(virtual.ids, self.table.v2p.to(self.device), self.layout.page_size)
-        return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.moves)
+        return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.edition)
 
     def apply_moves(self, moves: list[tuple[int, int]]) -> None:
         """Copy this rank's rows for the next compaction that it has not applied, in its order.
@@ -229,7 +237,7 @@ class UnifiedKVPool(MLATokenToKVPool):
     @property
     def _resolved_at(self) -> int | None:
         self._require_applied()
-        return self.table.moves
+        return self.table.edition
 
     def _require_applied(self) -> None:
         if self._applied != self.table.moves:

@@ -1,6 +1,7 @@
 """State by request: a slot each, zeroed when taken, copied and restored whole, slot 0 nobody's."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -145,3 +146,17 @@ def test_the_audit_finds_a_lost_slot_and_a_written_reserve() -> None:
     pool = state_pool()
     pool.temporal[2, 0, 1, 1, 1] = 1
     assert pool.audit() == ["the reserved state slot 0 was written"]
+
+
+def test_a_state_that_changed_on_the_host_is_not_restored() -> None:
+    pool = StatePool(2, layers=2, conv_shape=(3, 2), temporal_shape=(2, 4, 4))
+    one, two = pool.alloc(), pool.alloc()
+    assert one is not None and two is not None
+    pool.temporal[:, one] = torch.randn(2, 2, 4, 4)
+    for part in ("conv", "temporal"):
+        backup = pool.get_cpu_copy(one)
+        getattr(backup, part).view(-1)[3] += 1
+        before = (pool.conv.clone(), pool.temporal.clone())
+        with pytest.raises(BackupError, match=r"a state changed since it was made: checksum \w+"):
+            pool.load_cpu_copy(backup, two)
+        assert torch.equal(pool.conv, before[0]) and torch.equal(pool.temporal, before[1])

@@ -158,8 +158,9 @@ def test_rows_from_before_a_compaction_are_refused_after_it() -> None:
     table.unmap_pages([3])
     pool.apply_moves(table.compact())
     text = (
-        r"rows must come from this pool's own resolve: these were looked up after compaction 0, "
-        r"the pool wants rows looked up after compaction 1; call pool\.resolve\(slots\)"
+        r"rows must come from this pool's own resolve: these were looked up in edition \d+ of a "
+        r"page table, the pool wants rows looked up in edition \d+ of a page table; call "
+        r"pool\.resolve\(slots\)"
     )
     for call in (
         lambda: pool.get_mla_kv_buffer(0, stale),
@@ -171,11 +172,23 @@ def test_rows_from_before_a_compaction_are_refused_after_it() -> None:
     pool.load_cpu_copy(backup, pool.resolve(slots))
 
 
+def test_rows_of_a_page_that_was_given_away_or_of_another_table_are_refused() -> None:
+    table, (pool, _) = c09()
+    slots = WidenedSlots(torch.arange(4, 8))
+    stale = pool.resolve(slots)
+    table.unmap_pages([3])
+    assert table.map_pages([3])  # the same page again: nobody can tell from its number
+    _, (other, _) = c09()
+    for rows in (stale, other.resolve(slots)):
+        with pytest.raises(IndexSpaceError, match="must come from this pool's own resolve"):
+            pool.get_mla_kv_buffer(0, rows)
+
+
 def test_rows_that_no_page_table_was_asked_for_are_refused() -> None:
     _, (_, pool) = c09()
     slots = WidenedSlots(torch.arange(4, 8))
     backup = pool.get_cpu_copy(slots)
-    text = r"these were not looked up in a page table, the pool wants rows looked up after compacti"
+    text = r"these were not looked up in a page table, the pool wants rows looked up in edition"
     for rows in (localize(slots, C09, 1), PhysicalRows.assume_physical(ids([2, 3]), C09, 1)):
         for call in (
             lambda rows=rows: pool.get_mla_kv_buffer(0, rows),
@@ -190,7 +203,7 @@ def test_a_plain_pool_refuses_rows_that_were_looked_up_in_a_page_table() -> None
     _, pools = c09()
     plain = MLATokenToKVPool(C09, 1, layers=2, kv_lora_rank=2, qk_rope_head_dim=1)
     rows = pools[1].resolve(WidenedSlots(torch.arange(4, 8)))
-    text = r"these were looked up after compaction 0, the pool wants rows not looked up in a page t"
+    text = r"these were looked up in edition \d+ of a page table, the pool wants rows not looked up"
     with pytest.raises(IndexSpaceError, match=text):
         plain.get_mla_kv_buffer(0, rows)
 
