@@ -24,6 +24,7 @@ from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout
 
 STDOUT = "-"
+PIECE = 2**15  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def deliver(answer: Answer, given: argparse.Namespace) -> None:
     if given.csv is not None:
         write_csv(answer.table(), given.csv)
     if given.json:
-        print(json.dumps(answer.document(), indent=1, allow_nan=False))
+        _put(json.dumps(answer.document(), indent=1, allow_nan=False) + "\n")
     elif given.csv != STDOUT:
         say(answer.text())
 
@@ -78,7 +79,7 @@ def deliver(answer: Answer, given: argparse.Namespace) -> None:
 def write_csv(table: pd.DataFrame, out: str) -> None:
     """Write ``table`` to the file ``out``, whole or not at all, or to standard output for "-"."""
     if out == STDOUT:
-        sys.stdout.write(table.to_csv(index=False, lineterminator="\n"))
+        _put(table.to_csv(index=False, lineterminator="\n"))
         return
     place = Path(out).resolve()  # what a link points to is replaced, not the link
     try:
@@ -102,7 +103,17 @@ def write_csv(table: pd.DataFrame, out: str) -> None:
 def say(text: str) -> None:
     """Print ``text``; what standard output cannot encode is shown as an escape."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    print(text.encode(encoding, "backslashreplace").decode(encoding))
+    _put(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def _put(text: str) -> None:
+    """Write to standard output piece by piece.
+
+    With ``PYTHONUNBUFFERED`` set, Python drops what a closed pipe has not taken of *one* write and
+    says nothing; the next write is told.
+    """
+    for at in range(0, len(text), PIECE):
+        sys.stdout.write(text[at : at + PIECE])
 
 
 def records(table: pd.DataFrame) -> list[dict[str, object]]:

@@ -1,0 +1,187 @@
+"""``kvlab crash``: the census of any pool, and what each retraction did."""
+
+import io
+import json
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from kvlab.cli import crash_runs
+from kvlab.index import DcpLayout
+from kvlab.lab.crash import page_census
+from kvlab.lab.crash_child import ChildResult
+from tests.cli.conftest import Run
+
+SMALL = ["crash", "--dcp-size", 2, "--page-size", 2]
+CENSUS = ("silent", "straddling", "out_of_range")
+
+
+def document(run: Run, *words: object) -> dict[str, Any]:
+    done = run(*words, "--json")
+    assert (done.code, done.err) == (0, "")
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_the_named_pool_has_127_silent_1_straddling_and_896_pages_out_of_range(run: Run) -> None:
+    found = document(
+        run, "crash", "--dcp-size", 8, "--page-size", 64, "--num-pages", 1024, "--regime", "low"
+    )
+    assert tuple(found[name] for name in CENSUS) == (127, 1, 896)
+    assert found["layout"] == {
+        "dcp_size": 8,
+        "page_size": 64,
+        "num_pages": 1024,
+        "interleave": 1,
+        "widened_page_size": 512,
+        "slot_end": 524_800,
+        "rows_per_rank": 65_600,
+        "capacity_tokens": 524_288,
+    }
+    before, after = found["runs"]
+    assert (before["code"], before["error"], before["positions"]) == ("before", None, 1281)
+    assert before["wrong_positions"] == sum(x["wrong"] for x in before["wrong_by_rank"]) > 0
+    assert before["damaged_rows"] == sum(x["rows"] for x in before["damaged_by_request"]) > 0
+    assert before["self_consistent"] is True
+    assert (after["wrong_positions"], after["damaged_rows"]) == (0, 0)
+    assert [x["rank"] for x in after["wrong_by_rank"]] == list(range(8))
+
+
+def test_both_regimes_and_both_codes_are_run_unless_one_is_named(run: Run) -> None:
+    found = document(run, *SMALL, "--num-pages", 20)
+    pairs = [("full", "before"), ("full", "after"), ("low", "before"), ("low", "after")]
+    assert [(x["regime"], x["code"]) for x in found["runs"]] == pairs
+    assert found["skipped"] == []
+    failed = found["runs"][0]
+    assert failed["error"].endswith("is out of bounds for dimension 0 with size 42")
+    assert (failed["failed_rank"], failed["wrong_positions"]) == (0, None)
+    assert failed["wrong_by_rank"] == failed["damaged_by_request"] == []
+    one = document(run, *SMALL, "--num-pages", 20, "--regime", "full", "--code", "after")
+    assert [(x["regime"], x["code"]) for x in one["runs"]] == [("full", "after")]
+
+
+@pytest.mark.parametrize(
+    ("pages", "run_", "skipped"),
+    [(1, [], ["full", "low"]), (5, [], ["full", "low"]), (6, ["full", "full"], ["low"])],
+)
+def test_a_regime_that_the_pool_is_too_small_for_is_skipped_with_a_sentence(
+    pages: int, run_: list[str], skipped: list[str], run: Run
+) -> None:
+    found = document(run, *SMALL, "--num-pages", pages)
+    assert sum(found[name] for name in CENSUS) == pages
+    assert [x["regime"] for x in found["runs"]] == run_
+    assert [x["regime"] for x in found["skipped"]] == skipped
+    assert all("use more pages" in x["reason"] for x in found["skipped"])
+    text = run(*SMALL, "--num-pages", pages).out
+    assert [line.split()[0] for line in text.splitlines() if " skipped: " in line] == skipped
+
+
+def test_a_regime_that_was_asked_for_and_does_not_fit_is_a_failure(run: Run) -> None:
+    done = run(*SMALL, "--num-pages", 5, "--regime", "low", "--json")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: the low regime needs 6 requests of 11 positions")
+
+
+def test_the_census_alone_is_made_for_a_pool_that_no_memory_would_hold(run: Run) -> None:
+    found = document(run, "crash", "--num-pages", 10**12, "--census")
+    assert sum(found[name] for name in CENSUS) == 10**12
+    assert found["runs"] == found["skipped"] == []
+    found = document(run, "crash", "--num-pages", 10**12)
+    assert [x["regime"] for x in found["skipped"]] == ["full", "low"]
+    assert "of at most 8,388,608 slots: got 512,000,000,000,512" in found["skipped"][0]["reason"]
+    done = run("crash", "--num-pages", 10**12, "--census", "--csv", "-")
+    assert done.code == 1
+    assert "one row a page, at most 10,000,000: got 1,000,000,000,000 pages" in done.err
+
+
+def test_csv_is_the_census_page_by_page(run: Run) -> None:
+    done = run(*SMALL, "--num-pages", 9, "--census", "--csv", "-")
+    assert (done.code, done.err) == (0, "")
+    table = pd.read_csv(io.StringIO(done.out))
+    pd.testing.assert_frame_equal(table, page_census(DcpLayout(2, 2, 9)))
+
+
+def test_the_table_for_people_says_what_happened_in_words(run: Run) -> None:
+    done = run(*SMALL, "--num-pages", 20)
+    assert (done.code, done.err) == (0, "")
+    for words in [
+        r"full, before the fix: rank 0 failed: index",
+        r"full, after the fix: every position is right on every rank",
+        r"low, before the fix: no error, but wrong positions on rank 0: 6, 1: 5; the row of",
+        r"rows of other requests are overwritten",
+    ]:
+        assert words in done.out
+
+
+def test_one_rank_has_nothing_to_show_and_the_text_says_so(run: Run) -> None:
+    done = run("crash", "--dcp-size", 1, "--page-size", 2, "--num-pages", 20)
+    assert "slot and row are the same number: nothing can go wrong" in done.out
+    assert done.out.count("every position is right on every rank") == 4
+
+
+def test_the_same_slots_leave_others_unharmed_and_the_victim_wrong(run: Run) -> None:
+    words = ["--num-pages", 20, "--regime", "low", "--code", "before", "--same-slots"]
+    (only,) = document(run, *SMALL, *words)["runs"]
+    assert only["same_slots"] is True
+    assert only["wrong_positions"] > 0
+    assert (only["damaged_rows"], only["damaged_by_request"]) == (0, [])
+
+
+def test_fewer_tokens_make_a_small_pool_enough(run: Run) -> None:
+    found = document(run, *SMALL, "--num-pages", 8, "--tokens", 3)
+    assert [x["positions"] for x in found["runs"]] == [3] * 4
+    assert found["skipped"] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--dcp-size", 0], "dcp_size must be at least 1"),
+        (["--page-size", -1], "page_size must be at least 1"),
+        (["--num-pages", 0], "num_pages must be at least 1"),
+        (["--num-pages", 2**62], "the largest slot must fit int64"),
+    ],
+)
+def test_sizes_of_no_pool_are_refused(words: list[object], sentence: str, run: Run) -> None:
+    done = run("crash", *words)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_device_that_is_not_there_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = run("crash", "--device", "cuda:1")
+    assert (done.code, done.out) == (1, "")
+    assert "must be on this machine: got cuda:1, and there are 0 CUDA devices" in done.err
+
+
+def test_on_cuda_the_copy_that_fails_runs_in_a_child(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def child(layout: DcpLayout, device: str) -> ChildResult:
+        asked.append((layout, device))
+        return ChildResult(device, 134, "Assertion `index < sizes[i]` failed.", ("Aborted",))
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
+    monkeypatch.setattr(crash_runs, "crash_in_child", child)
+    words = [*SMALL, "--num-pages", 9, "--device", "cuda", "--regime", "full", "--code", "before"]
+    (only,) = document(run, *words)["runs"]
+    assert only == {
+        "regime": "full",
+        "code": "before",
+        "error": "Assertion `index < sizes[i]` failed.",
+        "in_child": True,
+        "exit_code": 134,
+        "tail": ["Aborted"],
+    }
+    assert asked == [(DcpLayout(2, 2, 9), "cuda")]
+    done = run(*words)
+    assert "full, before the fix: the child ended with exit code 134: Assertion" in done.out

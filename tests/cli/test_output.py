@@ -1,0 +1,111 @@
+"""Tables, documents and files: aligned, plain, and whole or not at all."""
+
+import io
+import json
+import os
+import stat
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from kvlab.cli import output
+from kvlab.cli.output import aligned, progress, records, say, write_csv
+from kvlab.errors import KvlabError
+
+TABLE = pd.DataFrame({"name": ["a", "long"], "n": [1234, 5], "x": [0.5, None], "ok": [True, False]})
+
+
+def test_numbers_stand_to_the_right_and_text_to_the_left() -> None:
+    assert aligned(TABLE, thousands=True).splitlines() == [
+        "name      n    x  ok",
+        "a     1,234  0.5  yes",
+        "long      5    -  no",
+    ]
+    assert "1234" in aligned(TABLE)
+
+
+@pytest.mark.parametrize(("rows", "most", "first", "last"), [(10, 4, 2, 2), (10, 5, 3, 2)])
+def test_a_long_table_shows_its_first_and_last_rows_and_says_so(
+    rows: int, most: int, first: int, last: int
+) -> None:
+    lines = aligned(pd.DataFrame({"n": range(rows)}), most).splitlines()
+    shown = [str(n).rjust(1) for n in [*range(first), *range(rows - last, rows)]]
+    assert [x.strip() for x in lines[1:] if "more" not in x] == shown
+    assert lines[first + 1] == f"... {rows - most} more rows; --csv writes all ..."
+    assert len(aligned(pd.DataFrame({"n": range(most)}), most).splitlines()) == most + 1
+
+
+def test_records_hold_plain_values_and_none_for_what_is_missing() -> None:
+    text = json.dumps(records(TABLE), allow_nan=False)
+    assert json.loads(text) == [
+        {"name": "a", "n": 1234, "x": 0.5, "ok": True},
+        {"name": "long", "n": 5, "x": None, "ok": False},
+    ]
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+    write_csv(TABLE, str(out))
+    assert out.read_bytes() == b"name,n,x,ok\na,1234,0.5,True\nlong,5,,False\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+    assert capsys.readouterr() == ("", f"wrote {out} (2 rows)\n")
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("old")
+
+    def full(self: Path, text: str, **_: object) -> int:
+        self.write_bytes(text.encode()[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(KvlabError, match=r"out\.csv' gives No space left on device; name another"):
+        write_csv(TABLE, str(out))
+    assert out.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "real.csv").write_text("old")
+    link = tmp_path / "link.csv"
+    link.symlink_to("real.csv")
+    write_csv(TABLE, str(link))
+    assert link.is_symlink()
+    assert (tmp_path / "real.csv").read_text().startswith("name,n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs devices")
+def test_a_device_is_written_to_and_not_replaced() -> None:
+    write_csv(TABLE, "/dev/null")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+    with pytest.raises(KvlabError, match=r"'/dev/full' gives No space left on device"):
+        write_csv(TABLE, "/dev/full")
+
+
+def test_text_that_a_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", ascii_only)
+    say("trace é")
+    ascii_only.flush()
+    assert ascii_only.buffer.getvalue() == b"trace \\xe9\n"
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_is_shown_on_a_terminal_only(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal)
+    monkeypatch.setattr(output.sys, "stderr", stream)  # type: ignore[attr-defined]
+    with progress("row") as told:
+        told(0, 3)
+        told(3, 3)
+    assert ("0/3" in stream.getvalue()) == terminal
+    assert terminal or stream.getvalue() == ""

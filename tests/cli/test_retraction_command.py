@@ -1,0 +1,200 @@
+"""``kvlab retraction``: the named columns, traces good and bad, and a killed run that goes on."""
+
+import io
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from kvlab.engine.events import simulate
+from kvlab.engine.workload import Workload, default_workload, load_trace
+from kvlab.lab import retraction as study_module
+from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
+from tests.cli.conftest import Run, Start
+
+HEADER = (
+    "dcp_size,budget_gib,capacity_tokens,requests,retractions,retracted_tokens,aborted,backup_gib,"
+)
+# Pages of 4 tokens and 29 of them on a rank: the trace does not fit at once.
+NODE = ["--page-size", 4, "--budgets", "0.0009,0.002", "--reserved-decode-tokens", 2]
+
+
+def test_csv_has_one_row_a_size_and_budget_with_the_named_columns_first(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.csv"
+    done = run("retraction", "--trace", trace, *NODE, "--dcp-sizes", "1,2", "--csv", out)
+    assert done.code == 0
+    assert f"wrote {out} (4 rows)" in done.err
+    assert out.read_text().startswith(HEADER)
+    table = pd.read_csv(out)
+    assert table[["dcp_size", "budget_gib"]].to_numpy().tolist() == [
+        [1, 0.0009], [2, 0.0009], [1, 0.002], [2, 0.002],
+    ]  # fmt: skip
+    assert (table["requests"] == 24).all()
+    assert table["retractions"].sum() > 0
+    assert set(table["label"]) == {"simulated"}
+    assert "simulated" in done.out
+
+
+def test_the_three_forms_hold_what_the_study_gives(run: Run, trace: Path) -> None:
+    words = ["retraction", "--trace", trace, *NODE, "--dcp-sizes", "1,3", "--concurrency", 7]
+    expected = RetractionStudy(
+        load_trace(trace),
+        dcp_sizes=(1, 3),
+        budgets_gib=(0.0009, 0.002),
+        page_size=4,
+        concurrency=7,
+        reserved_decode_tokens=2,
+    ).run(jobs=1)
+    table = pd.read_csv(io.StringIO(run(*words, "--csv", "-").out))
+    pd.testing.assert_frame_equal(table, expected)
+    done = run(*words, "--json")
+    found = json.loads(done.out)
+    assert found["label"] == "simulated"
+    assert found["rows"] == expected.to_dict("records")
+    assert list(found["rows"][0])[: len(COLUMNS)] == list(COLUMNS)
+    assert found["workload"]["requests"] == 24
+    assert found["parameters"]["concurrency"] == 7
+    assert found["origin"]["parameters"]["digest"] == load_trace(trace).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("words", "changed"),
+    [
+        (["--open-loop"], {"concurrency": None}),
+        (["--restore", "recompute"], {"restore": "recompute"}),
+        (["--force-retract-interval", 5], {"force_retract_interval": 5}),
+        (["--reserved-decode-tokens", 0], {"reserved_decode_tokens": 0}),
+        (["--step-time", 0.5, "--open-loop"], {"step_time_s": 0.5, "concurrency": None}),
+        (["--dtype", "fp8"], {"dtype": "fp8"}),
+        (["--model", "DeepSeek-V2-Lite"], {"model": "DeepSeek-V2-Lite"}),
+    ],
+)
+def test_every_option_reaches_the_study(
+    words: list[object], changed: dict[str, Any], run: Run, trace: Path
+) -> None:
+    shape: dict[str, Any] = {"dcp_sizes": (1,), "budgets_gib": (0.01,), "page_size": 4}
+    expected = RetractionStudy(load_trace(trace), **(shape | changed)).run(jobs=1)
+    base = ["--trace", trace, "--dcp-sizes", 1, "--budgets", 0.01, "--page-size", 4]
+    found = json.loads(run("retraction", *base, *words, "--json").out)
+    assert found["rows"] == expected.to_dict("records")
+
+
+def test_budgets_are_the_studys_for_the_shipped_workload_and_suggested_for_others(
+    run: Run, trace: Path
+) -> None:
+    def budgets(*words: object) -> list[float]:
+        done = run("retraction", "--dcp-sizes", 16, "--limit", 20, *words, "--json")
+        found: list[float] = json.loads(done.out)["parameters"]["budgets_gib"]
+        return found
+
+    assert budgets() == [0.5, 1.0, 2.0, 4.0]
+    head = load_trace(trace, 20)
+    assert budgets("--trace", trace) == list(suggest_budgets(head, "Kimi-Linear-48B-A3B"))
+    shipped = default_workload().head(20)
+    fp8 = suggest_budgets(shipped, "Kimi-Linear-48B-A3B", "fp8", 3)
+    assert budgets("--dtype", "fp8", "--concurrency", 3) == list(fp8)
+
+
+def test_where_nothing_is_retracted_a_hint_says_what_to_lower(run: Run, trace: Path) -> None:
+    done = run("retraction", "--trace", trace, "--dcp-sizes", 1, "--budgets", "8", "--json")
+    assert done.code == 0
+    assert json.loads(done.out)["rows"][0]["retractions"] == 0
+    assert done.err.startswith("hint: no run retracted a request")
+    assert "(--budgets 1)" in done.err
+    assert "--reserved-decode-tokens, now 64" in done.err
+    assert run("retraction", "--trace", trace, *NODE, "--dcp-sizes", 1, "--json").err == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,x,5\n", "bad.csv, line 3, column prompt"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,5,5\n", "bad.csv, line 2, column TIMESTAMP"),
+        ('{"timestamp": 1, "input_length": 5}\n', "bad.csv, line 1, column output_length"),
+        ("hello\n", "bad.csv, line 1: begins like no known trace format"),
+        ("", "bad.csv: a trace begins with a header or a request: got an empty file"),
+    ],
+)
+def test_a_malformed_trace_is_named_with_its_line(
+    text: str, sentence: str, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.csv").write_text(text)
+    done = run("retraction", "--trace", tmp_path / "bad.csv")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+    assert sentence in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--trace", "/nowhere/trace.csv"], "a trace must exist: no file at '/nowhere/trace.csv'"),
+        (["--trace", "/"], "a trace is one file: got the folder '/'"),
+        (["--budgets", "0.000001"], "a pool needs 2 pages a rank"),
+        (["--budgets", "1,1.0"], "budgets_gib must name at least one value, each once"),
+        (["--dcp-sizes", "2,2"], "dcp_sizes must name at least one value, each once: got (2, 2)"),
+        (["--model", "GPT-2"], "a model is named as in data/models/geometry.csv: got 'GPT-2'"),
+        (["--model", "Kimi-K3"], "bytes need the width of a latent row"),
+        (["--page-size", "0"], "page_size is an int of at least 1"),
+    ],
+)
+def test_a_study_that_cannot_be_made_is_one_sentence(
+    words: list[str], sentence: str, run: Run
+) -> None:
+    done = run("retraction", *words)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+    assert sentence in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_cache_that_is_a_file_is_refused(run: Run, trace: Path) -> None:
+    done = run("retraction", "--trace", trace, *NODE, "--cache", trace)
+    assert done.code == 1
+    assert "a cache is a folder that can be written" in done.err
+
+
+def test_an_interrupt_says_where_the_finished_rows_are(
+    run: Run, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_module, "simulate", interrupted)
+    done = run("retraction", "--trace", trace, *NODE, "--cache", tmp_path / "kept")
+    assert (done.code, done.out) == (130, "")
+    assert done.err == f"\nfinished rows are kept in {tmp_path / 'kept'}\n\nstopped\n"
+
+
+def test_a_run_that_is_killed_goes_on_where_it_was(
+    run: Run, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [str(c) for c in range(1, 301)]  # far more than it can do before the kill
+    words = ["retraction", "--limit", 400, "--budgets", "0.5", "--cache", tmp_path]
+    with start(*words, "--dcp-sizes", ",".join(sizes), "--jobs", 1) as process:
+        while process.poll() is None and len(list(tmp_path.glob("*.json"))) < 2:
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    kept = len(list(tmp_path.glob("*.json")))
+    assert kept >= 2
+
+    seen = []
+
+    def counted(workload: Workload, config: Any) -> Any:
+        seen.append(config.layout.dcp_size)
+        return simulate(workload, config)
+
+    monkeypatch.setattr(study_module, "simulate", counted)
+    some = ["--dcp-sizes", ",".join(sizes[: kept + 2]), "--csv", "-"]
+    resumed = run(*words, *some)
+    assert seen == [kept + 1, kept + 2]
+    fresh = run("retraction", "--limit", 400, "--budgets", "0.5", *some)
+    assert resumed.out == fresh.out
