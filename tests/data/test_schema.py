@@ -1,6 +1,7 @@
 """The data folder is what its README says: columns, sources, sizes, and the generated workload."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -15,6 +16,14 @@ from kvlab.memory.published import PUBLISHED, data_path, load_published
 DATA = Path(__file__).resolve().parents[2] / "data"
 README = (DATA / "README.md").read_text(encoding="utf-8")
 FILES = sorted(path.relative_to(DATA).as_posix() for path in DATA.rglob("*.csv"))
+CASES = "cases/index_cases.jsonl"
+
+
+def shipped() -> list[str]:
+    """Every file of the folder but its README; dot files belong to editors and notebooks."""
+    paths = (path.relative_to(DATA) for path in DATA.rglob("*") if path.is_file())
+    visible = (path for path in paths if not any(part.startswith(".") for part in path.parts))
+    return sorted({path.as_posix() for path in visible} - {"README.md"})
 
 
 def rows(file: str) -> list[list[str]]:
@@ -42,6 +51,20 @@ def test_every_line_has_a_field_for_every_column(file: str) -> None:
 def test_the_readme_lists_every_csv_and_nothing_else() -> None:
     overview = README.split("\n## ")[0]
     assert sorted(re.findall(r"^\| `([\w/]+\.csv)` \|", overview, re.MULTILINE)) == FILES
+
+
+def test_the_readme_lists_every_file_of_any_kind_and_gives_each_a_section() -> None:
+    overview = README.split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([^`]+)` \|", overview, re.MULTILINE)) == shipped()
+    headings = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    assert [file for file in shipped() if file not in headings] == []
+
+
+def test_every_case_has_the_fields_of_the_readme_in_that_order() -> None:
+    lines = (DATA / CASES).read_text(encoding="utf-8").splitlines()
+    assert {tuple(json.loads(line)) for line in lines} == {tuple(schema(CASES))}
+    assert f"| `{CASES}` | {len(lines)} inputs and right answers" in README
+    assert f"`c01` to `c{len(lines)}`, in order" in README
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -91,7 +114,9 @@ def test_a_name_that_is_not_published_lists_those_that_are() -> None:
         load_published("runs")
 
 
-def test_a_missing_data_folder_says_where_it_was_looked_for(monkeypatch, tmp_path: Path) -> None:
+def test_a_missing_data_folder_says_where_it_was_looked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with pytest.raises(
         KvlabError, match=r"data/none\.csv lies in .*: the folder lacks it \(looked"
     ):
@@ -111,7 +136,9 @@ def test_a_missing_data_folder_says_where_it_was_looked_for(monkeypatch, tmp_pat
         ),
     ],
 )
-def test_a_row_without_source_or_status_is_refused(monkeypatch, tmp_path, text, error) -> None:
+def test_a_row_without_source_or_status_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str, error: str
+) -> None:
     folder = tmp_path / "data" / "published"
     folder.mkdir(parents=True)
     (folder / "dcp_capacity.csv").write_text(text)

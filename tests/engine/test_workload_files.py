@@ -1,7 +1,9 @@
 """Files: what is saved is loaded, formats are told apart, and a bad line is named exactly."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 from hypothesis import given
@@ -23,8 +25,12 @@ KVLAB = "arrival_s,prompt_tokens,output_tokens\n"
 LABELS = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min_size=1)
 
 
+class Write(Protocol):
+    def __call__(self, text: str | bytes, name: str = ...) -> Path: ...
+
+
 @pytest.fixture
-def write(tmp_path: Path):
+def write(tmp_path: Path) -> Write:
     def _write(text: str | bytes, name: str = "trace.csv") -> Path:
         path = tmp_path / name
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -44,7 +50,11 @@ def write(tmp_path: Path):
     dropped=st.integers(0, 10**6),
 )
 def test_a_saved_workload_loads_back_equal_in_every_field(
-    tmp_path_factory: pytest.TempPathFactory, rows, name: str, source: str, dropped: int
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[float, int, int]],
+    name: str,
+    source: str,
+    dropped: int,
 ) -> None:
     rows.sort(key=lambda row: row[0])
     arrivals, prompts, outputs = zip(*rows, strict=True)
@@ -55,7 +65,7 @@ def test_a_saved_workload_loads_back_equal_in_every_field(
     assert load_trace(path).digest == workload.digest
 
 
-def test_azure_times_count_exactly_from_the_earliest_request(write) -> None:
+def test_azure_times_count_exactly_from_the_earliest_request(write: Write) -> None:
     lines = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
     w = load_azure_csv(write(AZURE + lines, "azure.csv"))
     assert w.requests == (Request(0, 0.0, 374, 44), Request(1, 4.314579, 396, 109))
@@ -76,12 +86,12 @@ def test_azure_times_count_exactly_from_the_earliest_request(write) -> None:
         ("2024-03-01 00:00:00", 106 * 86400.0),
     ],
 )
-def test_every_way_to_write_a_time_is_read(write, stamp: str, seconds: float) -> None:
+def test_every_way_to_write_a_time_is_read(write: Write, stamp: str, seconds: float) -> None:
     w = load_trace(write(f"{AZURE}2023-11-16 00:00:00,1,1\n{stamp},2,2\n"))
     assert w.requests[1].arrival_s == seconds
 
 
-def test_mooncake_milliseconds_become_seconds_and_hashes_are_ignored(write) -> None:
+def test_mooncake_milliseconds_become_seconds_and_hashes_are_ignored(write: Write) -> None:
     text = (
         '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
         '{"output_length": 3, "input_length": 7, "timestamp": 1000.25, "session": "x"}\n'
@@ -95,12 +105,12 @@ def test_mooncake_milliseconds_become_seconds_and_hashes_are_ignored(write) -> N
     )
 
 
-def test_columns_may_come_in_any_order_and_beside_others(write) -> None:
+def test_columns_may_come_in_any_order_and_beside_others(write: Write) -> None:
     text = 'output_tokens,model,arrival_s,prompt_tokens\n7,"a, b",1.5,6\n 9 ,c, 2e0 , 8\n'
     assert load_trace(write(text)).requests == (Request(0, 1.5, 6, 7), Request(1, 2.0, 8, 9))
 
 
-def test_a_byte_order_mark_crlf_blank_lines_and_gzip_change_nothing(write) -> None:
+def test_a_byte_order_mark_crlf_blank_lines_and_gzip_change_nothing(write: Write) -> None:
     plain = KVLAB + "0.5,6,7\n1.5,8,9\n"
     expected = load_trace(write(plain, "mine.csv"))
     odd = "\ufeff" + plain.replace("\n", "\r\n\r\n")
@@ -112,7 +122,7 @@ def test_a_byte_order_mark_crlf_blank_lines_and_gzip_change_nothing(write) -> No
     assert load_trace(write(gzip.compress(plain.encode()), "mine.csv")) == expected
 
 
-def test_requests_are_sorted_by_arrival_and_ties_keep_the_order_of_the_file(write) -> None:
+def test_requests_are_sorted_by_arrival_and_ties_keep_the_order_of_the_file(write: Write) -> None:
     w = load_trace(write(KVLAB + "2,1,1\n1,2,2\n2,3,3\n0,4,4\n1,5,5\n", "mixed.csv"))
     assert [r.prompt_tokens for r in w.requests] == [4, 2, 5, 1, 3]
     assert w.source == "kvlab CSV mixed.csv; 2 lines out of order, sorted by arrival"
@@ -129,13 +139,13 @@ def test_requests_are_sorted_by_arrival_and_ties_keep_the_order_of_the_file(writ
         ),
     ],
 )
-def test_requests_that_generated_nothing_are_dropped_and_counted(write, text: str) -> None:
+def test_requests_that_generated_nothing_are_dropped_and_counted(write: Write, text: str) -> None:
     w = load_trace(write(text))
     assert [(r.rid, r.prompt_tokens, r.output_tokens) for r in w.requests] == [(0, 6, 7)]
     assert w.dropped == 2
 
 
-def test_a_limit_reads_so_many_requests_and_says_so(write) -> None:
+def test_a_limit_reads_so_many_requests_and_says_so(write: Write) -> None:
     path = write(KVLAB + "0,1,1\n1,2,2\nbroken\n")
     w = load_trace(path, limit=2)
     assert len(w) == 2
@@ -146,7 +156,7 @@ def test_a_limit_reads_so_many_requests_and_says_so(write) -> None:
         load_trace(path, limit=0)
 
 
-def test_an_edited_file_no_longer_matches_its_digest(write, tmp_path: Path) -> None:
+def test_an_edited_file_no_longer_matches_its_digest(write: Write, tmp_path: Path) -> None:
     path = tmp_path / "w.csv"
     save_csv(Workload.from_arrays("w", [0.0, 1.0], [5, 6], [7, 8], "by hand"), path)
     text = path.read_text()
@@ -217,7 +227,9 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("text", "error"), BAD_LINES, ids=[e[:60] for _, e in BAD_LINES])
-def test_a_bad_line_is_named_with_file_line_column_value_rule_and_cure(write, text, error) -> None:
+def test_a_bad_line_is_named_with_file_line_column_value_rule_and_cure(
+    write: Write, text: str, error: str
+) -> None:
     with pytest.raises(WorkloadError, match=error):
         load_trace(write(text, "t.x"))
 
@@ -242,12 +254,14 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("content", "error"), BAD_FILES, ids=[e[:60] for _, e in BAD_FILES])
-def test_a_file_that_is_no_trace_is_named_with_what_it_holds(write, content, error) -> None:
+def test_a_file_that_is_no_trace_is_named_with_what_it_holds(
+    write: Write, content: bytes, error: str
+) -> None:
     with pytest.raises(WorkloadError, match=error):
         load_trace(write(content, "t.x"))
 
 
-def test_the_error_for_an_unknown_format_lists_all_that_are_known(write) -> None:
+def test_the_error_for_an_unknown_format_lists_all_that_are_known(write: Write) -> None:
     with pytest.raises(WorkloadError) as raised:
         load_trace(write("hello\n"))
     for part in (AZURE.strip(), "timestamp, input_length, output_length", KVLAB.strip()):
@@ -262,7 +276,9 @@ def test_the_error_for_an_unknown_format_lists_all_that_are_known(write) -> None
         (load_mooncake_jsonl, KVLAB + "0,1,1", "Mooncake JSONL"),
     ],
 )
-def test_a_named_loader_refuses_the_other_formats(write, load, text: str, name: str) -> None:
+def test_a_named_loader_refuses_the_other_formats(
+    write: Write, load: Callable[[Path], Workload], text: str, name: str
+) -> None:
     with pytest.raises(WorkloadError, match=rf"line 1: begins like no {name}: got '"):
         load(write(text))
 

@@ -1,5 +1,7 @@
 """A budget buys whole pages, one of them for padding; the node holds c times what a rank holds."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -111,8 +113,8 @@ def test_a_budget_below_two_pages_is_refused_with_the_bound() -> None:
         ({"tp_size": 6, "state_requests": 1}, r"divides tp_size.*tp_size=6 with dcp_size=4; use a"),
     ],
 )
-def test_a_plan_names_the_number_that_breaks_a_rule(fields, text: str) -> None:
-    good = {"budget_bytes": GIB, "dcp_size": 4}
+def test_a_plan_names_the_number_that_breaks_a_rule(fields: dict[str, Any], text: str) -> None:
+    good: dict[str, Any] = {"budget_bytes": GIB, "dcp_size": 4}
     with pytest.raises(CapacityError, match=text):
         plan_pool(KIMI, **(good | fields))
 

@@ -1,6 +1,7 @@
 """What a token costs, per model and dtype, and who refuses to say."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from kvlab.memory.geometry import DTYPES, GIB, ModelGeometry, geometry, load_geo
 VERIFIED = [model for model in load_geometries().values() if model.kv_lora_rank is not None]
 
 
-def made(**fields: object) -> ModelGeometry:
+def made(**fields: Any) -> ModelGeometry:
     base = ModelGeometry("made", 4, 3, 1, 512, 64, "by hand", "", 8, 16, 4)
     return dataclasses.replace(base, **fields)
 
@@ -28,7 +29,9 @@ def made(**fields: object) -> ModelGeometry:
         ("MiniCPM3-4B", "bf16", 576, 35_712),
     ],
 )
-def test_a_token_costs_a_row_in_every_mla_layer(model, dtype, row: int, token: int) -> None:
+def test_a_token_costs_a_row_in_every_mla_layer(
+    model: str, dtype: str, row: int, token: int
+) -> None:
     assert geometry(model).row_bytes(dtype) == row
     assert geometry(model).bytes_per_token(dtype) == token
 
@@ -111,7 +114,7 @@ def test_the_dsa_row_fits_only_the_width_it_is_named_for() -> None:
         ({"qk_rope_head_dim": "64"}, r"qk_rope_head_dim is an int of at least 0 .*: got '64'"),
     ],
 )
-def test_a_geometry_names_the_number_that_breaks_a_rule(fields, text: str) -> None:
+def test_a_geometry_names_the_number_that_breaks_a_rule(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(CapacityError, match=text):
         made(**fields)
 
