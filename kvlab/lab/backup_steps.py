@@ -14,9 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
+from torch import Tensor
 
 from kvlab.errors import KvlabError, StudyError
-from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index import (
+    DcpLayout,
+    WidenedSlots,
+    localize,
+    localize_masked,
+    localize_strided,
+    owner_of,
+    row_of,
+)
 from kvlab.lab.crash_node import CrashNode, named
 from kvlab.memory import KvBackup
 
@@ -29,12 +39,14 @@ class BackupTrace:
 
     ``cells``: one row for each row of a buffer or a host copy: ``step``, ``rank``, ``place``
     ('buffer', 'host'), ``row``, ``page`` (-1 on the host), ``request`` and ``position`` (-1: none).
-    ``old`` and ``new``: slots of the victim. ``copies``: one row a rank: rows, bytes, checksum.
+    ``old`` and ``new``: slots of the victim; ``moved``: one row a position: ``position``, and
+    slot, owner and row of both. ``copies``: one row a rank: rows, bytes, checksum.
     """
 
     victim: int
     old: WidenedSlots
     new: WidenedSlots
+    moved: pd.DataFrame
     cells: pd.DataFrame
     copies: pd.DataFrame
 
@@ -80,7 +92,16 @@ class BackupSteps:
         node.cells.restore(victim, copies, new)
         node.cells.check(victim, new)
         frames.append(_read(node, [], STEPS[3]))
-        return BackupTrace(victim, old, new, pd.concat(frames, ignore_index=True), about)
+        cells = pd.concat(frames, ignore_index=True)
+        return BackupTrace(victim, old, new, self._moved(old, new), cells, about)
+
+    def _moved(self, old: WidenedSlots, new: WidenedSlots) -> pd.DataFrame:
+        table: dict[str, list[int]] = {"position": list(range(len(old)))}
+        for name, slots in (("old", old.ids), ("new", new.ids)):
+            table[f"{name}_slot"] = slots.tolist()
+            table[f"{name}_owner"] = owner_of(slots, self.layout.dcp_size).tolist()
+            table[f"{name}_row"] = row_of(slots, self.layout.dcp_size).tolist()
+        return pd.DataFrame(table)
 
 
 def _read(node: CrashNode, copies: list[KvBackup], step: str) -> pd.DataFrame:
@@ -99,6 +120,34 @@ def _read(node: CrashNode, copies: list[KvBackup], step: str) -> pd.DataFrame:
     counts = ["rank", "row", "page", "request", "position"]
     table[counts] = table[counts].astype("int64")
     return table.assign(step=step)[["step", "rank", "place", "row", "page", "request", "position"]]
+
+
+def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> pd.DataFrame:
+    """One row a rank: the rows that four ways of localizing a run from position 0 give it.
+
+    Args:
+        ids: int64 ``(n,)`` slots, one run or several joined.
+        chunk: ids of a chunk, for the way that cuts first.
+
+    Columns: ``rank``; lists of rows: ``mask`` (always right), ``localize``, ``stride`` (unchecked),
+    ``cut_first`` (unchecked stride in each chunk). The layout only has to hold the ids.
+    """
+    layout = DcpLayout(dcp_size, 1, int(ids.max()) // dcp_size + 1)
+    parts = [ids[at : at + chunk] for at in range(0, len(ids), chunk)]
+    return pd.DataFrame(
+        [
+            {
+                "rank": rank,
+                "mask": localize_masked(ids, dcp_size, rank).tolist(),
+                "localize": localize(WidenedSlots(ids), layout, rank).ids.tolist(),
+                "stride": localize_strided(ids, dcp_size, rank, check=False).tolist(),
+                "cut_first": torch.cat(
+                    [localize_strided(part, dcp_size, rank, check=False) for part in parts]
+                ).tolist(),
+            }
+            for rank in range(dcp_size)
+        ]
+    )
 
 
 def refusal(call: Callable[[], object]) -> str:

@@ -2,12 +2,13 @@
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import IndexSpaceError, StudyError
 from kvlab.index import DcpLayout
-from kvlab.lab.backup_steps import STEPS, BackupSteps, BackupTrace, refusal
+from kvlab.lab.backup_steps import STEPS, BackupSteps, BackupTrace, localize_ways, refusal
 
 LAYOUTS = st.builds(DcpLayout, st.integers(1, 5), st.integers(1, 3), st.just(30))
 
@@ -51,6 +52,49 @@ def test_a_restored_position_lies_in_the_row_of_its_new_slot(
     for rank, row, position in zip(held["rank"], held["row"], held["position"], strict=True):
         slot = int(trace.new.ids[int(position)])
         assert (rank, row) == (study.layout.owner(slot), study.layout.row(slot))
+
+
+@given(traces())
+@settings(max_examples=25)
+def test_old_and_new_slot_of_a_position_have_one_owner(
+    run: tuple[BackupSteps, BackupTrace],
+) -> None:
+    study, trace = run
+    moved = trace.moved
+    assert moved["position"].tolist() == list(range(study.seqlen - 1))
+    assert moved["old_owner"].tolist() == moved["new_owner"].tolist()
+    for name in ("old", "new"):
+        slots = [study.layout.slot(r, row) for r, row in _places(moved, name)]
+        assert slots == moved[f"{name}_slot"].tolist()
+
+
+def _places(moved: pd.DataFrame, name: str) -> list[tuple[int, int]]:
+    return list(zip(moved[f"{name}_owner"], moved[f"{name}_row"], strict=True))
+
+
+@given(traces(), st.integers(1, 4))
+@settings(max_examples=25)
+def test_one_run_is_localized_alike_by_all_ways_but_the_one_that_cuts_first(
+    run: tuple[BackupSteps, BackupTrace], turns: int
+) -> None:
+    study, trace = run
+    c = study.layout.dcp_size
+    ways = localize_ways(trace.old.ids, c, chunk=turns * c)
+    for way in ("localize", "stride", "cut_first"):  # whole turns cut nothing apart
+        assert ways[way].tolist() == ways["mask"].tolist()
+
+
+def test_cutting_first_gives_wrong_rows_when_a_chunk_is_no_whole_turn() -> None:
+    ways = localize_ways(torch.arange(4, 16), 4, chunk=3)
+    assert ways["mask"].tolist() == [[1, 2, 3]] * 4
+    assert ways["cut_first"].tolist() == [[1, 1, 2, 3], [1, 2, 2, 3], [1, 2, 3, 3], []]
+
+
+def test_two_ragged_runs_joined_are_right_by_mask_and_localize_only() -> None:
+    ways = localize_ways(torch.tensor([8, 9, 10, 11, 12, 16, 17, 18, 19, 20]), 4, chunk=4)
+    assert ways["mask"].tolist() == [[2, 3, 4, 5], [2, 4], [2, 4], [2, 4]]
+    assert ways["localize"].tolist() == ways["mask"].tolist()
+    assert ways["stride"].tolist() == [[2, 3, 4], [2, 4, 5], [2, 4], [2, 4]]
 
 
 @given(traces())

@@ -1,0 +1,157 @@
+"""Pictures of retraction counts: over DCP sizes, budgets and reserves, and over the time of a run.
+
+Each function takes a table that a study made and an origin, and returns a captioned figure. Counts
+stand on a scale that is linear up to 1 and logarithmic above, so that the zero, where retractions
+stop, is on the page.
+
+Worked example: 72, 46, 12, 2 and 0 retractions at DCP sizes 1 to 16 are five points of the line
+of one budget, and the last one lies on the axis.
+"""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from kvlab.lab.origin import Origin
+from kvlab.viz.strips import legend_below
+from kvlab.viz.style import BLUE, DARK_GREY, LIGHT_GREY, VERMILLION, caption, figure
+
+
+def retractions_by_dcp_figure(table: pd.DataFrame, origin: Origin) -> Figure:
+    """One line a budget: retractions against the DCP size.
+
+    ``table``: dcp_size, budget_gib, retractions (of ``RetractionStudy.run``).
+    """
+    fig = figure("double", height=2.9)
+    ax = fig.subplots()
+    for budget, rows in table.groupby("budget_gib"):
+        ax.plot(rows["dcp_size"], rows["retractions"], label=f"{budget:g} GiB")
+    _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
+    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    ax.set_title("Retractions fall as the DCP size grows")
+    ax.legend(title="KV memory of one rank", loc="upper right")
+    requests = int(table["requests"].iloc[0])
+    text = (
+        f"Times that a running request gave its KV back under memory pressure, over a whole run "
+        f"of {requests:,} requests, simulated."
+    )
+    return caption(fig, text, origin)
+
+
+def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Origin) -> Figure:
+    """Capacity against the DCP size; a full mark retracts, an open one does not.
+
+    ``table``: dcp_size, budget_gib, capacity_tokens, retractions. ``working_set``: tokens.
+    """
+    fig = figure("double", height=3.1)
+    ax = fig.subplots()
+    for budget, rows in table.groupby("budget_gib"):
+        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=LIGHT_GREY, marker="")
+        last = rows.iloc[-1]
+        at = (float(last["dcp_size"]), float(last["capacity_tokens"]))
+        name = ax.annotate(f"{budget:g} GiB", at, (8, 0), textcoords="offset points", va="center")
+        name.set_bbox({"fc": "#FFFFFF", "ec": "none", "pad": 0.5})  # the line passes below it
+    for retracts, fill, color in ((True, VERMILLION, VERMILLION), (False, "#FFFFFF", BLUE)):
+        rows = table[(table["retractions"] > 0) == retracts]
+        points = (rows["dcp_size"], rows["capacity_tokens"])
+        marker = "X" if retracts else "o"
+        ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3)
+    ax.axhline(working_set, color=DARK_GREY, ls="--", lw=1)
+    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    ax.set_yscale("log")
+    ax.set_ylabel("capacity of the node (tokens)")
+    ax.set_title("Where retractions stop: capacity of the node, and the working set")
+    handles = [
+        Line2D([], [], ls="", marker="X", ms=7, color=VERMILLION, label="retracts"),
+        Line2D([], [], ls="", marker="o", ms=7, mfc="#FFFFFF", color=BLUE, label="never retracts"),
+        Line2D([], [], ls="--", lw=1, marker="", color=DARK_GREY, label="working set"),
+    ]
+    legend_below(ax, handles, ncols=3)
+    return caption(
+        fig,
+        "Capacity = pages * P * c, from one rank's memory. Working set = requests at once * mean "
+        f"tokens of a request = {working_set:,.0f} tokens. Whether a run retracts is simulated.",
+        origin,
+    )
+
+
+def retractions_by_reserve_figure(table: pd.DataFrame, origin: Origin) -> Figure:
+    """One line a DCP size: retractions against the tokens reserved for each running request.
+
+    ``table``: dcp_size, reserved_decode_tokens, retractions, budget_gib (one value).
+    """
+    fig = figure("double", height=2.7)
+    ax = fig.subplots()
+    for size, rows in table.groupby("dcp_size"):
+        ax.plot(rows["reserved_decode_tokens"], rows["retractions"], label=f"{size}")
+    _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
+    reserves = sorted(table["reserved_decode_tokens"].unique())
+    _doubling_axis(ax, reserves, "tokens reserved for each running request at admission")
+    ax.set_title(f"A reserve prevents retractions ({table['budget_gib'].iloc[0]:g} GiB a rank)")
+    ax.legend(title="DCP size", loc="upper right", ncols=2)
+    text = (
+        "Reserve: room for output that a node keeps for each running request when it lets another "
+        "in (num_reserved_decode_tokens). Retractions of a whole run, simulated."
+    )
+    return caption(fig, text, origin)
+
+
+def backup_or_recompute_figure(table: pd.DataFrame, origin: Origin) -> Figure:
+    """Two ways back side by side: how often a node retracts, and how many tokens that costs.
+
+    ``table``: dcp_size, way ('backup', 'recompute'), retractions, tokens.
+    """
+    fig = figure("double", height=2.6)
+    axes = fig.subplots(1, 2)
+    for way, rows in table.groupby("way"):
+        axes[0].plot(rows["dcp_size"], rows["retractions"], label=way)
+        axes[1].plot(rows["dcp_size"], rows["tokens"], label=way)
+    sizes = sorted(table["dcp_size"].unique())
+    for ax, name in zip(axes, ("retractions", "tokens"), strict=True):
+        _count_axis(ax, f"{name} (simulated)", int(table[name].max()))
+        _doubling_axis(ax, sizes, "DCP size c")
+    axes[0].set_title("How often")
+    axes[1].set_title("Tokens copied, or computed again")
+    axes[1].legend(loc="lower left")
+    fig.suptitle("Two ways back: copy the KV, or compute it again", x=0.01, ha="left")
+    return caption(
+        fig,
+        "Tokens: positions copied to the host and back (both counted), or prefilled again. The "
+        "two nodes admit by different rules, so they do not retract equally often.",
+        origin,
+    )
+
+
+def retractions_per_request_figure(table: pd.DataFrame, origin: Origin) -> Figure:
+    """How many requests were retracted how often; ``table``: times, requests."""
+    fig = figure("single", height=2.0)
+    ax = fig.subplots()
+    bars = ax.bar(table["times"], table["requests"], width=0.7, color=BLUE)
+    ax.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=8)
+    ax.set_yscale("log")
+    ax.set_ylim(0.7, 4 * table["requests"].max())
+    ax.set_xticks(table["times"])
+    ax.set(xlabel="retractions of one request", ylabel="requests (simulated)")
+    ax.set_title("How often each request was retracted")
+    text = "Requests of one run by how often each was retracted (upstream: num_retractions)."
+    return caption(fig, text, origin)
+
+
+def _count_axis(ax: Axes, label: str, most: int) -> None:
+    """A vertical axis for counts: linear to 1, logarithmic above, the zero on the page."""
+    ax.set_yscale("symlog", linthresh=1, linscale=0.6)
+    ax.set_ylim(-0.15, 1.6 * max(1, most))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    ax.set_ylabel(label)
+    ax.grid(axis="y")
+
+
+def _doubling_axis(ax: Axes, values: list[int], label: str) -> None:
+    """A horizontal axis on which every value has its tick."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(values, [str(value) for value in values])
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(label)
