@@ -158,20 +158,20 @@ def test_a_broken_rule_is_named_with_the_request_that_breaks_it(requests: Any, t
 def test_labels_are_one_printable_line(field: str, label: object) -> None:
     fields = {"name": "a", "source": "x", field: label}
     with pytest.raises(WorkloadError, match=rf"the {field} of a workload is one line"):
-        Workload(requests=(Request(0, 0.0, 1, 1),), **fields)  # type: ignore[arg-type]  # on purpose
+        Workload(requests=(Request(0, 0.0, 1, 1),), **fields)  # type: ignore[arg-type]  # intended
 
 
 @pytest.mark.parametrize("dropped", [-1, 1.0, True])
 def test_dropped_is_a_count(dropped: object) -> None:
     with pytest.raises(WorkloadError, match=rf"whole number of at least 0: got {dropped!r}"):
-        Workload("a", (Request(0, 0.0, 1, 1),), "x", dropped)  # type: ignore[arg-type]  # on purpose
+        Workload("a", (Request(0, 0.0, 1, 1),), "x", dropped)  # type: ignore[arg-type]  # intended
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, True])
 def test_head_takes_a_positive_int(n: object) -> None:
     w = Workload.from_arrays("a", [0.0], [1], [1], "x")
     with pytest.raises(WorkloadError, match=rf"n >= 1: got {n!r} for 'a' with 1 requests"):
-        w.head(n)  # type: ignore[arg-type]  # on purpose
+        w.head(n)  # type: ignore[arg-type]  # intended
 
 
 def test_columns_of_unequal_length_are_refused_with_their_shapes() -> None:
@@ -183,6 +183,6 @@ def test_columns_of_unequal_length_are_refused_with_their_shapes() -> None:
 
 def test_fractional_token_counts_are_refused_with_their_dtype() -> None:
     with pytest.raises(WorkloadError, match=r"output_tokens counts tokens.*got dtype float64"):
-        Workload.from_arrays("a", [0.0], [1], [1.5], "x")  # type: ignore[list-item]  # on purpose
+        Workload.from_arrays("a", [0.0], [1], [1.5], "x")  # type: ignore[list-item]  # intended
     with pytest.raises(WorkloadError, match=r"at least 1 request: got 0"):
         Workload.from_arrays("a", [], [], [], "x")

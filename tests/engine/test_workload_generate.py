@@ -139,16 +139,16 @@ def test_a_length_model_names_the_number_that_breaks_a_rule(
 @pytest.mark.parametrize("n", [0, -3, 2.0, True, "5"])
 def test_the_number_of_requests_is_a_positive_int(n: object) -> None:
     with pytest.raises(WorkloadError, match=rf"n is the number of requests .*: got {n!r}"):
-        generate_closed_loop(n)  # type: ignore[arg-type]  # on purpose
+        generate_closed_loop(n)  # type: ignore[arg-type]  # intended
 
 
 @pytest.mark.parametrize("seed", [-1, 1.0, None])
 def test_a_seed_is_a_natural_number(seed: object) -> None:
     with pytest.raises(WorkloadError, match=rf"a seed is an int of at least 0: got {seed!r}"):
-        generate_closed_loop(1, seed=seed)  # type: ignore[arg-type]  # on purpose
+        generate_closed_loop(1, seed=seed)  # type: ignore[arg-type]  # intended
 
 
 @pytest.mark.parametrize("rate", [0, -1.0, float("inf"), float("nan"), "2"])
 def test_a_rate_is_positive_and_finite(rate: object) -> None:
     with pytest.raises(WorkloadError, match=rf"a second above 0: got {rate!r}; use generate_clo"):
-        generate_open_loop(1, rate)  # type: ignore[arg-type]  # on purpose
+        generate_open_loop(1, rate)  # type: ignore[arg-type]  # intended
