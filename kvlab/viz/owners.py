@@ -17,6 +17,7 @@ from typing import Literal
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 
+from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout
 from kvlab.index.layout import require_rank
 from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
@@ -81,8 +82,15 @@ def owner_map(study: OwnerStudy, rank: int | None = None) -> Figure:
     return fig
 
 
-def owner_atlas(studies: Mapping[str, OwnerStudy], across: int = 2) -> Figure:
-    """Owner maps beside each other, each under its name, all cells of one size."""
+def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) -> Figure:
+    """Owner maps beside each other, each under its name, all cells of one size.
+
+    Errors: KvlabError for no study at all.
+    """
+    if not studies:
+        raise KvlabError(
+            "an atlas shows at least one study: got none; pass e.g. {'c = 2': OwnerStudy(...)}"
+        )
     most = max(line_slots(study.layout, ATLAS_SLOTS) for study in studies.values())
     panels = []
     for name, study in studies.items():
@@ -92,7 +100,8 @@ def owner_atlas(studies: Mapping[str, OwnerStudy], across: int = 2) -> Figure:
     bands = [max(tall[at : at + across]) for at in range(0, len(tall), across)]
     wide = (WIDTH_IN["double"] - BESIDE_IN * across) / across / most
     size = (wide, min(ROW_IN, (12 - AROUND_IN * len(bands)) / sum(bands)))
-    fig = figure("double", sum(band * size[1] + AROUND_IN for band in bands))
+    fig = figure("double", 0.25 + sum(band * size[1] + AROUND_IN for band in bands))
+    fig.suptitle(title, x=0.01, ha="left")
     grid = fig.subplots(len(bands), across, squeeze=False, height_ratios=bands)
     for ax in grid.flat[len(panels) :]:
         ax.set_axis_off()
@@ -100,6 +109,7 @@ def owner_atlas(studies: Mapping[str, OwnerStudy], across: int = 2) -> Figure:
         draw_owners(ax, study, None, columns, size)
         ax.set_title(name + left_out(study, pages))
         ax.set_xlim(0, most)
+        ax.set_xlabel(ax.get_xlabel(), loc="left")
         ax.set_box_aspect(tall[at] * size[1] / (most * size[0]))
         ax.set_anchor("NW")
     return fig

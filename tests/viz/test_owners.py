@@ -28,7 +28,8 @@ from kvlab.viz.owners import (
     rank_buffers,
     raw_use_map,
 )
-from kvlab.viz.spaces import font_size, ink_on, line_slots, rank_look
+from kvlab.viz.save import figure_title
+from kvlab.viz.spaces import font_size, ink_on, line_slots
 from kvlab.viz.style import OWNED, caption
 
 ORIGIN = Origin(
@@ -197,12 +198,18 @@ def test_what_is_left_out_is_said_in_the_title() -> None:
 
 def test_an_atlas_has_cells_of_one_size_and_a_title_each() -> None:
     runs = {f"c = {c}": OwnerStudy(DcpLayout(c, 8, 30), 38) for c in (1, 2, 16)}
-    fig = owner_atlas(runs)
+    fig = owner_atlas(runs, "Owners by DCP size")
     fig.draw_without_rendering()
+    assert figure_title(fig) == "Owners by DCP size"
     shown = [ax for ax in fig.axes if ax.axison]
     assert [ax.get_title("left") for ax in shown] == list(runs)
     widths = [ax.get_window_extent().width / ax.get_xlim()[1] for ax in shown]
     assert max(widths) - min(widths) < 1
+
+
+def test_an_atlas_of_nothing_is_refused() -> None:
+    with pytest.raises(KvlabError, match="an atlas shows at least one study: got none; pass"):
+        owner_atlas({}, "Owners")
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
@@ -212,24 +219,16 @@ def test_a_line_holds_whole_turns_and_a_page_whole_lines(c: int, size: int, most
     assert columns <= max(most, c)
 
 
-@given(st.integers(1, 16).flatmap(lambda c: st.tuples(st.integers(0, c - 1), st.just(c))))
-def test_text_on_the_colour_of_a_rank_is_readable(pair: tuple[int, int]) -> None:
-    look = rank_look(*pair)
-    assert look.ink == ink_on(look.face)
-    other = {"#000000": "#FFFFFF", "#FFFFFF": "#000000"}[look.ink]
-    assert contrast(look.ink, look.face) >= max(4.5, contrast(other, look.face))
-
-
-def contrast(one: str, other: str) -> float:
-    """Contrast of WCAG 2, from 8-bit channels."""
-    levels = []
-    for color in (one, other):
-        parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (
-            p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
-        )
-        levels.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
-    return (max(levels) + 0.05) / (min(levels) + 0.05)
+@given(st.integers(0, 2**24 - 1))
+def test_text_on_any_colour_has_a_contrast_of_4_5(color: int) -> None:
+    face = f"#{color:06x}"
+    parts = [int(face[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    bright = 0.05 + float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+    assert (
+        max(bright, ink := {"#000000": 0.05, "#FFFFFF": 1.05}[ink_on(face)]) / min(bright, ink)
+        > 4.5
+    )
 
 
 def test_a_text_that_would_be_too_small_is_not_drawn() -> None:
@@ -243,9 +242,8 @@ def test_the_numbers_in_words_are_those_of_the_tables() -> None:
         "38 positions from 0 on are slots 48..63, 16..31, 80..85. Ranks 0..3 hold 10, 10, 9, 9 of "
         "them. Used as row numbers, 22 would hit none, 16 would hit another slot's row."
     )
-    single = OwnerStudy(DcpLayout(1, 1, 9), 7)
-    assert "slots 1, 2, 3, 4, 5, 6, ..." in describe(single)
-    assert "7 would hit the right row" in describe(single)
+    single = describe(OwnerStudy(DcpLayout(1, 1, 9), 7))
+    assert "slots 1, 2, 3, 4, 5, 6, ..." in single and "7 would hit the right row" in single
 
 
 def test_the_explorer_starts_with_a_picture_and_its_numbers() -> None:
@@ -288,10 +286,8 @@ def test_what_does_not_fit_is_said_and_the_last_picture_stays(
 ) -> None:
     panel = owner_explorer()
     before = panel._picture
-    panel.set(**move)
-    assert panel.text.startswith("Not drawn: ")
-    assert message in panel.text
-    assert panel._picture is before
+    assert panel.set(**move).text.startswith("Not drawn: ")
+    assert message in panel.text and panel._picture is before
     with pytest.raises(KvlabError):
         panel.figure()
 
