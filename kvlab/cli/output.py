@@ -110,8 +110,10 @@ def _put(text: str) -> None:
     """Write to standard output piece by piece.
 
     With ``PYTHONUNBUFFERED`` set, Python drops what a closed pipe has not taken of *one* write and
-    says nothing; the next write is told.
+    says nothing; the next write is told. Without a standard output (``>&-``) nothing is written.
     """
+    if sys.stdout is None:
+        return
     for at in range(0, len(text), PIECE):
         sys.stdout.write(text[at : at + PIECE])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvlab.cli import output
+from kvlab.cli import main, output
 from kvlab.cli.output import aligned, progress, records, say, write_csv
 from kvlab.errors import KvlabError
 
@@ -95,6 +95,12 @@ def test_text_that_a_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyP
     say("trace é")
     ascii_only.flush()
     assert ascii_only.buffer.getvalue() == b"trace \\xe9\n"
+
+
+def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", None)
+    say("a table")
+    assert main(["owners", "--json"]) == 0
 
 
 @pytest.mark.parametrize("terminal", [True, False])
