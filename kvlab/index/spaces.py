@@ -168,6 +168,14 @@ class PhysicalRows:
     def __len__(self) -> int:
         return int(self.ids.numel())
 
+    def to(self, device: torch.device) -> "PhysicalRows":
+        """The same rows on ``device`` (themselves when they are there already)."""
+        if self.ids.device == device:
+            return self
+        run = (self.start, self.positions, self.resolved_at)
+        ids, source = self.ids.to(device), self.source.to(device)
+        return PhysicalRows(ids, source, self.rank, self.layout, *run, _FROM_LOCALIZE)
+
     @classmethod
     def assume_physical(cls, ids: Tensor, layout: DcpLayout, rank: int) -> "PhysicalRows":
         """Declare that ``ids`` are rows of ``rank``: the explicit, greppable unwrap.

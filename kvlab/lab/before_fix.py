@@ -17,6 +17,7 @@ def copy_out(buffer: Tensor, ids: Tensor, chunk: int = CHUNK) -> list[list[Tenso
 
     ``buffer`` ``(layers, rows, elements)``; ``ids`` int64 ``(n,)`` as ``req_to_token`` holds them.
     """
+    ids = ids.to(buffer.device)
     return [
         [layer[ids[at : at + chunk]].to("cpu") for at in range(0, len(ids), chunk)]
         for layer in buffer
@@ -25,6 +26,7 @@ def copy_out(buffer: Tensor, ids: Tensor, chunk: int = CHUNK) -> list[list[Tenso
 
 def copy_in(buffer: Tensor, copies: list[list[Tensor]], ids: Tensor, chunk: int = CHUNK) -> None:
     """Write the chunks back to rows ``ids``: whose rows those are, nobody asked."""
+    ids = ids.to(buffer.device)
     for layer, chunks in zip(buffer, copies, strict=True):
         for at, part in zip(range(0, len(ids), chunk), chunks, strict=True):
             layer[ids[at : at + chunk]] = part.to(buffer.device)

@@ -73,11 +73,11 @@ class MLATokenToKVPool:
             )
         self.layout, self.rank, self.layers, self.dtype = layout, rank, layers, dtype
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
-        self.device = torch.device(device)
         elements = kv_lora_rank + qk_rope_head_dim
         self.buffer = torch.zeros(
-            layers, self.rows_per_rank, elements, dtype=_STORED_AS[dtype], device=self.device
+            layers, self.rows_per_rank, elements, dtype=_STORED_AS[dtype], device=device
         )
+        self.device = self.buffer.device  # with its number: "cuda" is not equal to "cuda:0"
         self.host = host if host is not None else HostArena(pinned=self.device.type == "cuda")
 
     @property
@@ -112,9 +112,12 @@ class MLATokenToKVPool:
         return [layer.unsqueeze(1) for layer in self.buffer]
 
     def resolve(self, slots: WidenedSlots) -> PhysicalRows:
-        """This rank's rows of a run of slots. Errors: IndexSpaceError, RankMismatchError."""
+        """This rank's rows of a run of slots, on the pool's device wherever the slots are.
+
+        Errors: IndexSpaceError, RankMismatchError.
+        """
         self._require_here()
-        return localize(slots, self.row_layout, self.row_rank)
+        return localize(slots, self.row_layout, self.row_rank).to(self.device)
 
     def set_mla_kv_buffer(
         self, layer: int, loc: Tensor | WidenedSlots, k_nope: Tensor, k_rope: Tensor
@@ -131,6 +134,7 @@ class MLATokenToKVPool:
         """
         self._require_here()
         ids = loc.ids if isinstance(loc, WidenedSlots) else as_ids(loc, "loc")
+        ids = ids.to(self.device)
         self._require_write_loc(ids)
         elements, rows = self._write_plan(ids)
         self._store(layer, elements, rows, len(ids), k_nope, k_rope)
@@ -142,7 +146,7 @@ class MLATokenToKVPool:
         another rank or layout.
         """
         self._require_rows(rows)
-        stored = self.buffer[self._layer(layer)][rows.ids].view(self.dtype)
+        stored = self.buffer[self._layer(layer)][rows.ids.to(self.device)].view(self.dtype)
         return stored[:, : self.kv_lora_rank], stored[:, self.kv_lora_rank :]
 
     def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
@@ -152,6 +156,7 @@ class MLATokenToKVPool:
         """
         self._require_here()
         target, source = as_ids(target, "target slots"), as_ids(source, "source slots")
+        target, source = target.to(self.device), source.to(self.device)
         for name, ids in (("target slot", target), ("source slot", source)):
             end = self.row_layout.slot_end
             instead = "the padding page holds no token"
@@ -252,7 +257,7 @@ class MLATokenToKVPool:
         """The rows that a backup or restore names: localized here, or localized already."""
         if isinstance(slots, PhysicalRows):
             self._require_rows(slots)
-            return slots
+            return slots.to(self.device)
         return self.resolve(slots)
 
     def _require_rows(self, rows: PhysicalRows) -> None:

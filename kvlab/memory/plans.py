@@ -44,5 +44,5 @@ def pack_rows(
                 f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(part.shape)}"
             )
         # A pool holds values, not the graph that made them.
-        parts.append(part.detach()[elements].to(dtype))
+        parts.append(part.detach().to(elements.device)[elements].to(dtype))
     return torch.cat(parts, dim=1)

@@ -191,7 +191,7 @@ class UnifiedKVPool(MLATokenToKVPool):
         """
         self._require_here()
         self._require_applied()
-        virtual = localize(slots, self.layout, self.rank)
+        virtual = localize(slots, self.layout, self.rank).to(self.device)
         rows = look_up_rows(virtual.ids, self.table.v2p.to(self.device), self.layout.page_size)
         return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.edition)
 

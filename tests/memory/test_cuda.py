@@ -53,3 +53,21 @@ def test_a_gpu_allocator_hands_out_the_same_slots() -> None:
         assert slots.tolist() == [4, 5, 6, 7, 8, 9]
         allocator.free(slots)
         assert allocator.available_size() == layout.capacity_tokens
+
+
+@pytest.mark.gpu
+def test_slots_and_values_on_the_cpu_reach_a_gpu_pool() -> None:
+    layout = DcpLayout(dcp_size=2, page_size=4, num_pages=8)
+    run = WidenedSlots(ids(slots_on([5, 2], layout, 0, 13)))
+    for kind in KINDS:
+        for pool in make_pools(layout, kind, dtype=torch.float32, device="cuda"):
+            values = rows_like(pool, 13)[0]
+            pool.set_mla_kv_buffer(0, run.ids, values[:, :2], values[:, 2:])
+            rows = pool.resolve(run)
+            assert rows.ids.device == rows.source.device == pool.device == pool.buffer.device
+            k_nope, _ = pool.get_mla_kv_buffer(0, rows)
+            assert torch.equal(k_nope.cpu(), values[rows.source.cpu(), :2])
+            backup = pool.get_cpu_copy(run)
+            pool.buffer.zero_()
+            pool.load_cpu_copy(backup, run)
+            assert torch.equal(pool.get_mla_kv_buffer(0, rows)[0].cpu(), k_nope.cpu())
