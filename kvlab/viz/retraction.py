@@ -24,7 +24,7 @@ def retractions_by_dcp_figure(table: pd.DataFrame, origin: Origin) -> Figure:
 
     ``table``: dcp_size, budget_gib, retractions (of ``RetractionStudy.run``).
     """
-    fig = figure("double", height=2.9)
+    fig = figure("double", height=2.6)
     ax = fig.subplots()
     for budget, rows in table.groupby("budget_gib"):
         ax.plot(rows["dcp_size"], rows["retractions"], label=f"{budget:g} GiB")
@@ -45,7 +45,7 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
 
     ``table``: dcp_size, budget_gib, capacity_tokens, retractions. ``working_set``: tokens.
     """
-    fig = figure("double", height=3.1)
+    fig = figure("double", height=2.8)
     ax = fig.subplots()
     for budget, rows in table.groupby("budget_gib"):
         ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=LIGHT_GREY, marker="")
@@ -82,7 +82,7 @@ def retractions_by_reserve_figure(table: pd.DataFrame, origin: Origin) -> Figure
 
     ``table``: dcp_size, reserved_decode_tokens, retractions, budget_gib (one value).
     """
-    fig = figure("double", height=2.7)
+    fig = figure("double", height=2.4)
     ax = fig.subplots()
     for size, rows in table.groupby("dcp_size"):
         ax.plot(rows["reserved_decode_tokens"], rows["retractions"], label=f"{size}")
@@ -99,27 +99,22 @@ def retractions_by_reserve_figure(table: pd.DataFrame, origin: Origin) -> Figure
 
 
 def backup_or_recompute_figure(table: pd.DataFrame, origin: Origin) -> Figure:
-    """Two ways back side by side: how often a node retracts, and how many tokens that costs.
+    """One line a way back: the tokens that retractions cost in a whole run.
 
-    ``table``: dcp_size, way ('backup', 'recompute'), retractions, tokens.
+    ``table``: dcp_size, way ('backup', 'recompute'), tokens.
     """
-    fig = figure("double", height=2.6)
-    axes = fig.subplots(1, 2)
+    fig = figure("double", height=2.5)
+    ax = fig.subplots()
     for way, rows in table.groupby("way"):
-        axes[0].plot(rows["dcp_size"], rows["retractions"], label=way)
-        axes[1].plot(rows["dcp_size"], rows["tokens"], label=way)
-    sizes = sorted(table["dcp_size"].unique())
-    for ax, name in zip(axes, ("retractions", "tokens"), strict=True):
-        _count_axis(ax, f"{name} (simulated)", int(table[name].max()))
-        _doubling_axis(ax, sizes, "DCP size c")
-    axes[0].set_title("How often")
-    axes[1].set_title("Tokens copied, or computed again")
-    axes[1].legend(loc="lower left")
-    fig.suptitle("Two ways back: copy the KV, or compute it again", x=0.01, ha="left")
+        ax.plot(rows["dcp_size"], rows["tokens"], label=way)
+    _count_axis(ax, "tokens (simulated)", int(table["tokens"].max()))
+    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    ax.set_title("Two ways back: copy the KV, or compute it again")
+    ax.legend(loc="lower left")
     return caption(
         fig,
-        "Tokens: positions copied to the host and back (both counted), or prefilled again. The "
-        "two nodes admit by different rules, so they do not retract equally often.",
+        "Positions copied to the host and back (both counted), or prefilled again, in a whole run. "
+        "The two nodes admit by different rules, so they do not retract equally often.",
         origin,
     )
 

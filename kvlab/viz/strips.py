@@ -7,6 +7,7 @@ a grey print stays readable.
     [(0, 2, 'right'), (2, 3, 'lost')]
 """
 
+import io
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from kvlab.viz.save import CSS_PX_PER_IN, Picture, png_bytes, show
+from kvlab.viz.save import CSS_PX_PER_IN, METADATA, Picture, show
 from kvlab.viz.style import DARK_GREY, Role
 
 HEIGHT = 0.8
@@ -90,6 +91,9 @@ def patches(roles: Iterable[Role]) -> list[Patch]:
 def compact(fig: Figure) -> Picture:
     """``fig`` for a notebook of many figures: as ``show`` does, at one dot a CSS pixel.
 
-    Half the bytes of a picture at 144 dpi; the saved PNG, PDF and SVG are as fine as ever.
+    Half the bytes of a picture at 144 dpi, and a tenth less by a slower search for the best
+    compression; the saved PNG, PDF and SVG are as fine as ever.
     """
-    return replace(show(fig), png=png_bytes(fig, CSS_PX_PER_IN))
+    out, told = io.BytesIO(), dict(METADATA["png"])
+    fig.savefig(out, format="png", dpi=CSS_PX_PER_IN, metadata=told, pil_kwargs={"optimize": True})
+    return replace(show(fig), png=out.getvalue())

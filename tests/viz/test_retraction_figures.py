@@ -47,7 +47,6 @@ def ways() -> pd.DataFrame:
         {
             "dcp_size": [1, 2, 4] * 2,
             "way": ["backup"] * 3 + ["recompute"] * 3,
-            "retractions": [72, 46, 0, 31, 21, 0],
             "tokens": [1_764_750, 1_263_248, 0, 324_018, 194_811, 0],
         }
     )
@@ -91,6 +90,12 @@ def test_the_zero_is_on_the_page(name: str) -> None:
         low, high = ax.get_ylim()
         heights = [y for curve in curves(ax) for y in curve]
         assert low < 0 <= min(heights) and max(heights) < high
+
+
+def test_one_line_a_way_back_with_all_its_tokens() -> None:
+    (ax,) = MAKE["ways"]().axes
+    assert curves(ax) == [[1_764_750, 1_263_248, 0], [324_018, 194_811, 0]]
+    assert legend_words(ax) == ["backup", "recompute"]
 
 
 def test_every_point_retracts_or_does_not() -> None:
