@@ -37,6 +37,7 @@ IntArray = npt.NDArray[np.int64]
 # Ids are viewed in lines of about this many for the check: long enough for SIMD, short enough
 # that a line of the accumulator stays in the first-level cache.
 _LINE = 1024
+_SIGN = -(2**63)
 
 
 def owner_of(ids: Tensor, dcp_size: int, interleave: int = 1) -> Tensor:
@@ -141,12 +142,13 @@ def _low_bits(dcp_size: int, phase: int) -> IntArray:
 
 
 def _agree(lines: IntArray, want_bits: IntArray, dcp_size: int) -> bool:
-    want = want_bits[: lines.shape[1]]
-    ored = np.bitwise_or.reduce(lines, axis=0)
-    anded = np.bitwise_and.reduce(lines, axis=0)
-    off = (ored ^ want) | (anded ^ want)
+    low = dcp_size - 1
+    # Compared as bytes: a few thousand of them, for which each NumPy call costs more than its work.
+    want = want_bits[: lines.shape[1]].tobytes()
     # The sign bit survives the OR, so one negative id shows here too.
-    return not (off & (dcp_size - 1)).any() and bool(ored.min() >= 0)
+    ored = (np.bitwise_or.reduce(lines, axis=0) & (low | _SIGN)).tobytes()
+    anded = (np.bitwise_and.reduce(lines, axis=0) & low).tobytes()
+    return bool(ored == want == anded)
 
 
 def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:

@@ -4,9 +4,9 @@ Upstream copies per layer and per chunk of 8192 ids with advanced indexing, each
 memory. Here the layers are one tensor ``(layers, rows, elements)``; rows that come in whole pages
 move as pages, and bytes move as the widest integer that divides a row.
 
-A block is summed while it is still in the cache, so the checksum costs little beside the copy. It
-finds a changed, lost or doubled element and any exchange of blocks or layers; not an exchange of
-two rows within one block.
+A block is summed while it is still in the cache, so the checksum costs a fourth of the copy, not
+half. It finds a changed, lost or doubled element and any exchange of blocks or layers; not an
+exchange of two rows within one block.
 """
 
 import hashlib
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kvlab.index.spaces import require_within
 
 # Rows of one block: large enough to keep the call overhead small, small enough for the cache.
 _BLOCK_ROWS = 4096
@@ -53,16 +55,24 @@ def gather_rows(buffer: Tensor, rows: Tensor, out: Tensor, page_size: int) -> st
 
 
 def scatter_rows(buffer: Tensor, rows: Tensor, host: Tensor, page_size: int) -> None:
-    """Copy ``host`` ``(layers, m, e)`` to ``buffer[:, rows]``: the mirror of ``gather_rows``."""
+    """Copy ``host`` ``(layers, m, e)`` to ``buffer[:, rows]``: the mirror of ``gather_rows``.
+
+    On CPU by NumPy's assignment, which copies a page at once; ``index_copy_`` copies element by
+    element and takes 1.7 times as long on one thread. Errors: IndexSpaceError for a row outside
+    the buffer, which NumPy would count from the end; nothing was written.
+    """
     if buffer.device.type != "cpu":
         buffer.index_copy_(1, rows, host.to(buffer.device))
         return
-    plan = _plan(rows, page_size)
+    require_within(rows, 0, buffer.shape[1], "row", "the buffer has no such row")
+    full = whole_pages(rows, page_size)
+    pages = _Piece(0, full, rows[:full:page_size] // page_size, page_size)
+    singles = _Piece(full, len(rows), rows[full:], 1)
     for layer, host_layer in zip(_widest(buffer), _widest(host), strict=True):
-        for block in plan:
-            for piece in block:
+        for piece in (pages, singles):
+            if piece.begin < piece.end:
                 target, source = _views(layer, host_layer, piece)
-                target.index_copy_(0, piece.index, source)
+                target.numpy()[piece.index.numpy()] = source.numpy()
 
 
 def checksum(host: Tensor, page_size: int) -> str:
