@@ -159,7 +159,7 @@ def named(rows: Tensor, rank: int) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "rank": rank,
-            "holds_request": request.tolist(),
-            "holds_position": position.tolist(),
+            "holds_request": request.numpy(),  # an array keeps its dtype when it is empty
+            "holds_position": position.numpy(),
         }
     )
