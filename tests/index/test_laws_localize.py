@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import IndexSpaceError
@@ -85,6 +85,8 @@ def test_rows_that_are_equal_by_luck_but_of_swapped_tokens_are_refused() -> None
         max_size=2,
     ),
 )
+@example(n=2048, c=8, start=0, first=0, damage=[(1025, -1)])  # only the AND sees it
+@example(n=2048, c=8, start=0, first=0, damage=[(1024, 1)])  # only the OR sees it
 @settings(max_examples=200)
 def test_the_check_is_its_definition_on_long_runs_with_an_id_damaged_anywhere(
     n: int, c: int, start: int, first: int, damage: list[tuple[int, int | str]]
