@@ -101,11 +101,14 @@ class FingerprintCells:
         return made
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        """All ranks are checked before the first one writes."""
+        """All ranks are checked before the first one writes, and all write before a backup is
+        spent: after an error in the middle the same backups can be restored again."""
         for pool, backup in zip(self.pools, backups, strict=True):
             pool.check_load(backup, slots)
         for pool, backup in zip(self.pools, backups, strict=True):
-            pool.load_cpu_copy(backup, slots)
+            pool.write_backup(backup, slots)
+        for backup in backups:
+            backup.close("restored")
 
     def release(self, rid: int, slots: WidenedSlots) -> None:
         """Overwrite the rows, so that nothing can be read from them later."""

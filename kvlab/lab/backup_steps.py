@@ -99,8 +99,9 @@ class BackupSteps:
         table: dict[str, list[int]] = {"position": list(range(len(old)))}
         for name, slots in (("old", old.ids), ("new", new.ids)):
             table[f"{name}_slot"] = slots.tolist()
-            table[f"{name}_owner"] = owner_of(slots, self.layout.dcp_size).tolist()
-            table[f"{name}_row"] = row_of(slots, self.layout.dcp_size).tolist()
+            rule = (self.layout.dcp_size, self.layout.interleave)
+            table[f"{name}_owner"] = owner_of(slots, *rule).tolist()
+            table[f"{name}_row"] = row_of(slots, *rule).tolist()
         return pd.DataFrame(table)
 
 

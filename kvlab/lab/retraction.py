@@ -41,6 +41,19 @@ COLUMNS = (
     "aborted",
     "backup_gib",
 )
+_OTHERS = (
+    "finished",
+    "forwards",
+    "decode_tokens",
+    "resumed",
+    "recomputed_tokens",
+    "peak_pages",
+    "peak_running",
+    "peak_host_gib",
+    "num_pages",
+    "label",
+)
+_FIELDS = {*COLUMNS, *_OTHERS}
 Progress = Callable[[int, int], None]
 
 
@@ -100,7 +113,7 @@ class RetractionStudy:
             token_bytes=model.bytes_per_token(self.dtype),
         )
 
-    def parameters(self) -> dict[str, str | int | float | list[float] | None]:
+    def parameters(self) -> dict[str, str | int | float | list[int] | list[float] | None]:
         """What decides the figures, as plain values for an origin stamp."""
         return {
             "workload": self.workload.name,
@@ -111,6 +124,9 @@ class RetractionStudy:
             "concurrency": self.concurrency,
             "restore": self.restore,
             "reserved_decode_tokens": self.reserved_decode_tokens,
+            "force_retract_interval": self.force_retract_interval,
+            "step_time_s": self.step_time_s,
+            "dcp_sizes": list(self.dcp_sizes),
             "budgets_gib": list(self.budgets_gib),
         }
 
@@ -153,7 +169,7 @@ class RetractionStudy:
             if progress is not None:
                 progress(len(rows), len(points))
         table = pd.DataFrame([rows[i] for i in range(len(points))])
-        return table[[*COLUMNS, *[name for name in table.columns if name not in COLUMNS]]]
+        return table[[*COLUMNS, *_OTHERS]]
 
     def _made(
         self, missing: list[int], points: list[tuple[int, float]], jobs: int | None
@@ -257,7 +273,10 @@ def _read(cache: Path | None, key: str) -> dict[str, object] | None:
         row = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None  # missing, or half a file of a killed run: made again
-    return row if isinstance(row, dict) and set(COLUMNS) <= set(row) else None
+    if not isinstance(row, dict) or set(row) != _FIELDS:
+        return None
+    numbers = (value for name, value in row.items() if name != "label")
+    return row if all(type(value) in (int, float) for value in numbers) else None
 
 
 def _write(cache: Path | None, key: str, row: dict[str, object]) -> None:

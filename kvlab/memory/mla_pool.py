@@ -191,9 +191,13 @@ class MLATokenToKVPool:
         backup, another layout, rank, row format or position range, rows of the padding page, or a
         state that this pool cannot restore; IndexSpaceError as ``get_cpu_copy``.
         """
+        self.write_backup(backup, slots)
+        backup.close("restored")
+
+    def write_backup(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
+        """``load_cpu_copy`` without consuming: all ranks write before any backup is spent."""
         rows = self.check_load(backup, slots)
         scatter_rows(self.buffer, rows.ids, backup.kv, self.row_layout.page_size)
-        backup.close("restored")
 
     def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
         """The rows to write, once nothing stands against ``load_cpu_copy``; writes nothing."""

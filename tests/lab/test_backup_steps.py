@@ -10,7 +10,11 @@ from kvlab.errors import IndexSpaceError, StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.backup_steps import STEPS, BackupSteps, BackupTrace, localize_ways, refusal
 
-LAYOUTS = st.builds(DcpLayout, st.integers(1, 5), st.integers(1, 3), st.just(30))
+LAYOUTS = st.integers(1, 3).flatmap(
+    lambda page: st.builds(
+        DcpLayout, st.integers(1, 5), st.just(page), st.just(30), st.sampled_from([1, page])
+    )
+)
 
 
 def traces() -> st.SearchStrategy[tuple[BackupSteps, BackupTrace]]:
@@ -52,6 +56,8 @@ def test_a_restored_position_lies_in_the_row_of_its_new_slot(
     for rank, row, position in zip(held["rank"], held["row"], held["position"], strict=True):
         slot = int(trace.new.ids[int(position)])
         assert (rank, row) == (study.layout.owner(slot), study.layout.row(slot))
+        line = trace.moved.loc[int(position)]
+        assert (rank, row, slot) == (line["new_owner"], line["new_row"], line["new_slot"])
 
 
 @given(traces())

@@ -8,12 +8,14 @@ from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, raw_use_census
 from kvlab.lab.crash import Code, CrashResult, CrashStudy, Regime, page_census
+from kvlab.lab.crash_node import CrashNode
 from tests.lab.node_by_hand import HandNode, Mark
 from tests.lab.support import lines
 
@@ -264,3 +266,12 @@ def test_the_study_that_would_end_this_process_on_cuda_is_refused() -> None:
     CrashStudy(layout, "low", device="cuda:0")  # made, not run: these three end well
     CrashStudy(layout, "full", "after", device="cuda:0")
     CrashStudy(DcpLayout(1, 1, 40), device="cuda:0")
+
+
+def test_a_row_of_the_right_request_and_another_position_is_another_token() -> None:
+    node = CrashNode(DcpLayout(2, 2, 8), requests=2, tokens=7, device="cpu")
+    swapped = torch.arange(7).flip(0)
+    node.cells.write(torch.full_like(swapped, 1), swapped, node.slots(1).ids)
+    verdicts = node.held(1)["verdict"].tolist()
+    assert verdicts == ["another token"] * 3 + ["right"] + ["another token"] * 3
+    assert set(node.held(0)["verdict"]) == {"right"}
