@@ -6,7 +6,7 @@ import torch
 from kvlab.engine.cells import FingerprintCells
 from kvlab.errors import BackupError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import mla_pool
+from kvlab.memory.rows import scatter_rows
 
 LAYOUT = DcpLayout(4, 2, 9)
 OLD, NEW = WidenedSlots(torch.arange(8, 27)), WidenedSlots(torch.arange(40, 59))
@@ -34,15 +34,15 @@ def test_a_restore_that_fails_on_one_rank_can_be_done_again(
     cells = written()
     backups = cells.back_up(5, OLD)
     cells.release(5, OLD)
-    real, calls = mla_pool.scatter_rows, []
+    calls: list[object] = []
 
     def failing(*given: object) -> None:
         calls.append(given)
         if len(calls) == 3:
             raise RuntimeError("the bus is gone")
-        real(*given)  # type: ignore[arg-type]  # the arguments as they came
+        scatter_rows(*given)  # type: ignore[arg-type]  # the arguments as they came
 
-    monkeypatch.setattr(mla_pool, "scatter_rows", failing)
+    monkeypatch.setattr("kvlab.memory.mla_pool.scatter_rows", failing)
     with pytest.raises(RuntimeError, match="bus"):
         cells.restore(5, backups, NEW)
     assert not any(backup.spent for backup in backups)
