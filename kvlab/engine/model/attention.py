@@ -11,6 +11,8 @@ so that queries go into the latent space once, ranks exchange ``Partial`` of lat
 key is expanded. That is what long contexts use.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -23,13 +25,20 @@ from kvlab.errors import PoolError
 NAME = "kvlab_dcp"
 
 
+class MlaLayer(Protocol):
+    """What is used of the library's attention module."""
+
+    layer_idx: int
+    kv_b_proj: nn.Linear
+
+
 def register() -> None:
     """Make the function known to transformers under ``NAME``; twice is once."""
     AttentionInterface.register(NAME, dcp_attention)
 
 
 def dcp_attention(
-    module: nn.Module,
+    module: MlaLayer,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -62,7 +71,7 @@ def dcp_attention(
 
 
 def _expanded(
-    module: nn.Module, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
 ) -> Tensor:
     """``(B, heads, T, v)``; keys and values lie rank after rank, as the cache handed them out."""
     partials, start = [], 0
@@ -75,25 +84,25 @@ def _expanded(
 
 
 def _absorbed(
-    module: nn.Module, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
+    module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
 ) -> Tensor:
     """``(B, heads, T, v)``; reads the pools of the ranks itself."""
     shape = step.pools.shape
     batch, heads, new, _ = query.shape
-    weight: Tensor = module.kv_b_proj.weight
-    by_head = weight.view(heads, shape.qk_nope_head_dim + shape.v_head_dim, shape.kv_lora_rank)
-    to_key, to_value = by_head.split([shape.qk_nope_head_dim, shape.v_head_dim], dim=1)
-    nope, rope = query.split([shape.qk_nope_head_dim, shape.qk_rope_head_dim], dim=-1)
-    asked = torch.cat([nope @ to_key, rope], dim=-1)
+    cut = shape.qk_nope_head_dim
+    by_head = module.kv_b_proj.weight.view(heads, cut + shape.v_head_dim, shape.kv_lora_rank)
+    to_key, to_value = by_head[:, :cut], by_head[:, cut:]
+    asked = torch.cat([query[..., :cut] @ to_key, query[..., cut:]], dim=-1)
     # All heads ask the same rows: they stand in one line with the tokens.
     asked = asked.reshape(batch, heads * new, -1)
     partials = []
     for rank, shard in enumerate(step.plan.shards):
-        latent, tail = step.read(int(module.layer_idx), rank)
+        latent, tail = step.read(module.layer_idx, rank)
         keys = torch.cat([latent, tail], dim=-1)
         visible = shard.visible
         if new > 1:
-            visible = visible[:, None].expand(batch, heads, new, -1).reshape(batch, -1, shard.keys)
+            visible = visible[:, None].expand(batch, heads, new, -1)
+            visible = visible.reshape(batch, heads * new, shard.keys)
         partials.append(partial_attention(asked, keys, latent, visible, scaling))
     out = merge_partials(partials).out.view(batch, heads, new, -1).to(query.dtype)
     return out @ to_value.transpose(1, 2)

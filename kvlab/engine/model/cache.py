@@ -42,7 +42,8 @@ class StepCache(Cache):
         Errors: PoolError when the model call did not carry this cache's own step.
         """
         carried = kwargs.get("kwargs")
-        if not isinstance(carried, dict) or carried.get(STEP) is not self.step:
+        given: object = carried.get(STEP) if isinstance(carried, dict) else None
+        if given is not self.step:
             raise PoolError(
                 f"a model call carries its step twice, in the cache and as {STEP}=...: layer "
                 f"{layer_idx} got another one, or none; call the model through ShardedModel"

@@ -60,7 +60,7 @@ class ShardedModel:
         shape = model_shape(model.config)
         register()
         model.set_attn_implementation(NAME)
-        model.eval()
+        model.train(False)
         self.model, self.form, self.batch_invariant = model, form, batch_invariant
         self.dtype, self.device = model.dtype, model.device
         self.pools = ModelPools(
@@ -152,8 +152,10 @@ class ShardedModel:
             keep: 1: logits of the last token ``(1, vocabulary)``; 0: of all, ``(n - start, ...)``.
         """
         n = len(slots)
-        size = n if chunk_tokens is None else require_int(
-            "chunk_tokens", chunk_tokens, 1, "new tokens of one call"
+        size = (
+            n
+            if chunk_tokens is None
+            else require_int("chunk_tokens", chunk_tokens, 1, "new tokens of one call")
         )
         if tokens.dim() != 1 or len(tokens) != n or not 0 <= start < n:
             raise PoolError(

@@ -35,7 +35,8 @@ class Snapshot:
                 f"{who} must come back as it left: layer {layer} differs at position {position}; "
                 f"{int(wrong.sum())} of {wrong.numel()} rows do"
             )
-        for name, a, b in zip(("conv", "temporal"), self.state or (), other.state or (), strict=True):
+        pairs = zip(self.state or (), other.state or (), strict=True)
+        for name, (a, b) in zip(("conv", "temporal"), pairs, strict=False):
             if not torch.equal(a, b):
                 raise PoolError(
                     f"{who} must come back as it left: {int((a != b).sum())} of {a.numel()} "
@@ -62,4 +63,5 @@ def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None
     if pools.states is None or state_slot is None:
         return Snapshot(rows, None)
     state = pools.states
-    return Snapshot(rows, (state.conv[:, state_slot].clone(), state.temporal[:, state_slot].clone()))
+    parts = (state.conv[:, state_slot].clone(), state.temporal[:, state_slot].clone())
+    return Snapshot(rows, parts)

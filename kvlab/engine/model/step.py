@@ -54,8 +54,9 @@ class Step:
         """What a rank holds for the requests of the step: ``(B, L, width)`` latent and rope."""
         rows = self.plan.shards[rank].rows
         latent, rope = self.pools.ranks[rank].get_mla_kv_buffer(self.pools.dense[layer], rows)
+        # Widths are named: a rank that holds nothing yet has no elements to infer them from.
         shape = (self.plan.batch, self.plan.shards[rank].keys)
-        return latent.view(*shape, -1), rope.view(*shape, -1)
+        return latent.view(*shape, latent.shape[1]), rope.view(*shape, rope.shape[1])
 
     def read_all(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rows of all ranks, rank after rank: ``(B, 1, sum of L, width)`` of each part."""

@@ -25,7 +25,7 @@ VOCABULARY = 61
 # Widths that differ from each other, so that a mixed-up axis cannot pass.
 LATENT: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 32,
+    "hidden_size": 48,
     "intermediate_size": 48,
     "moe_intermediate_size": 16,
     "num_attention_heads": 3,
@@ -37,8 +37,10 @@ LATENT: dict[str, Any] = {
     "v_head_dim": 10,
     "num_experts_per_tok": 2,
     "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
     # Weights large enough that attention is far from uniform and logits far from equal.
-    "initializer_range": 0.25,
+    "initializer_range": 0.15,
 }
 KIMI = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 
@@ -46,27 +48,34 @@ KIMI = ["linear_attention", "full_attention", "linear_attention", "full_attentio
 @lru_cache
 def _made(kind: str) -> PreTrainedModel:
     torch.manual_seed(7)
+    made: PreTrainedModel = _build(kind)
+    made.train(False)
+    return made
+
+
+def _build(kind: str) -> Any:
     if kind.startswith("kimi"):
         config = KimiLinearConfig(
             **LATENT,
             num_hidden_layers=4,
             layer_types=KIMI,
             mlp_layer_types=["dense", *["dense" if kind == "kimi-dense" else "sparse"] * 3],
-            num_experts=4,
+            num_local_experts=4,
             linear_head_dim=8,
             linear_num_heads=2,
         )
-        return KimiLinearForCausalLM(config).eval()
+        return KimiLinearForCausalLM(config)
     more: dict[str, Any] = {"num_hidden_layers": 3, "n_routed_experts": 4, "n_group": 2}
     more |= {"topk_group": 1, "first_k_dense_replace": 1, "max_position_embeddings": 256}
     if kind == "deepseek-v2":
-        return DeepseekV2ForCausalLM(DeepseekV2Config(**LATENT, **more)).eval()
-    return DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT, **more)).eval()
+        return DeepseekV2ForCausalLM(DeepseekV2Config(**LATENT, **more))
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**LATENT, **more))
 
 
 def model(kind: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """A copy that a test may change: kimi-dense, kimi-moe, deepseek-v2 or deepseek-v3."""
-    return copy.deepcopy(_made(kind)).to(dtype)
+    own: Any = copy.deepcopy(_made(kind))
+    return own.to(dtype)  # type: ignore[no-any-return]
 
 
 def prompt(seed: int, length: int) -> Tensor:
@@ -74,17 +83,24 @@ def prompt(seed: int, length: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed))
 
 
-@torch.no_grad()
-def library_logits(kind: str, tokens: Tensor, prefill: int, *, eager: bool = False) -> Tensor:
-    """The library's own logits with its own cache: a prefill, then one token a call. ``(n, V)``."""
-    own = _made(kind)
-    own.set_attn_implementation("eager" if eager else "sdpa")
-    first = own(input_ids=tokens[None, :prefill], use_cache=True)
-    cache, lines = first.cache, [first.logits[0]]
-    for token in tokens[prefill:]:
-        step = own(input_ids=token[None, None], cache=cache, use_cache=True)
-        lines.append(step.logits[0])
+@lru_cache(maxsize=256)
+def _logits(kind: str, tokens: tuple[int, ...], prefill: int, dtype: torch.dtype) -> Tensor:
+    own = _made(kind) if dtype == torch.float32 else model(kind, dtype)
+    with torch.no_grad():
+        first = own(input_ids=torch.tensor([tokens[:prefill]]), use_cache=True)
+        cache, lines = first.cache, [first.logits[0]]
+        for token in tokens[prefill:]:
+            step = own(input_ids=torch.tensor([[token]]), cache=cache, use_cache=True)
+            lines.append(step.logits[0])
     return torch.cat(lines)
+
+
+def library_logits(
+    kind: str, tokens: Tensor, prefill: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The library's own logits with its own cache and attention: a prefill, then one token a call:
+    ``(n, vocabulary)``. Made once for each question."""
+    return _logits(kind, tuple(tokens.tolist()), prefill, dtype)
 
 
 class Placed:
