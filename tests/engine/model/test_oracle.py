@@ -6,10 +6,17 @@ from torch import Tensor
 
 from kvlab.engine.model import Form, ShardedModel
 from kvlab.index import WidenedSlots
-from tests.engine.model.tiny import Placed, layout, library_logits, model, prompt
+from tests.engine.model.tiny import (
+    Placed,
+    layout,
+    library_logits,
+    library_logits_in_chunks,
+    model,
+    prompt,
+)
 
 KINDS = ["kimi-dense", "kimi-moe", "deepseek-v3"]
-# Logits of these models have a standard deviation of 0.9. Measured: 3.8e-6 at most.
+# Logits of these models have a standard deviation of 1.0. Measured: 6.0e-6 at most.
 FLOAT32 = 1e-5
 PREFILL, STEPS = 24, 64
 TOKENS = prompt(1, PREFILL + STEPS)
@@ -66,9 +73,9 @@ def test_the_oracle_notices_when_one_rank_is_left_out(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, None])
-def test_a_prompt_in_chunks_gives_the_logits_of_the_prompt_at_once(
-    kind: str, chunk_tokens: int | None
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 64, 100])
+def test_a_prompt_in_chunks_gives_the_librarys_logits_in_the_same_chunks(
+    kind: str, chunk_tokens: int
 ) -> None:
     tokens = prompt(2, 100)
     sharded = ShardedModel(model(kind), layout(3, 4, 100), requests=1)
@@ -76,9 +83,10 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_prompt_at_once(
     got = sharded.prefill(
         tokens, placed.slots(0), placed.states[0], chunk_tokens=chunk_tokens, keep=0
     )
-    # Token by token the library takes another path through a KDA layer, and rounds otherwise.
-    want = library_logits(kind, tokens, 1 if chunk_tokens == 1 else 100)
+    want = library_logits_in_chunks(kind, tokens, chunk_tokens)
     torch.testing.assert_close(got, want, atol=FLOAT32, rtol=0)
+    # Other chunks are other sums in a KDA layer: the library differs from itself by 1e-5 there.
+    torch.testing.assert_close(got, library_logits(kind, tokens, 100), atol=3e-5, rtol=0)
 
 
 def boundary_lens(dcp_size: int, page_size: int) -> list[int]:

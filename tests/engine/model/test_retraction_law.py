@@ -102,7 +102,7 @@ def test_a_retracted_request_says_bit_for_bit_what_it_would_have_said(
     chunk_tokens: int | None,
 ) -> None:
     requests, config = schedule
-    rules = {"sampler": sampler, "handover": handover, "chunk_tokens": chunk_tokens}
+    rules: dict[str, Any] = {"sampler": sampler, "handover": handover, "chunk_tokens": chunk_tokens}
     calm, unretracted = play(kind, requests, roomy(config), **rules)
     shaken, result = play(kind, requests, config, **rules)
     assert unretracted.counters.retracted_requests == 0
@@ -157,7 +157,7 @@ class StateLeftBehind(ModelCells):
 
 
 class RawRows(ModelCells):
-    """The defect of upstream issue 38645 where every id is in range: widened ids are used as rows."""
+    """The defect of upstream issue 38645, every id in range: widened ids are used as rows."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         copies = [before_fix.copy_out(p.buffer, slots.ids) for p in self.sharded.pools.ranks]

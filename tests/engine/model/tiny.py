@@ -103,6 +103,18 @@ def library_logits(
     return _logits(kind, tuple(tokens.tolist()), prefill, dtype)
 
 
+def library_logits_in_chunks(kind: str, tokens: Tensor, size: int) -> Tensor:
+    """The library's own logits when its own cache is filled ``size`` tokens a call: ``(n, V)``."""
+    own = _made(kind)
+    cache, lines = None, []
+    with torch.no_grad():
+        for chunk in tokens.split(size):  # type: ignore[no-untyped-call]
+            done = own(input_ids=chunk[None], cache=cache, use_cache=True)
+            cache = done.cache
+            lines.append(done.logits[0])
+    return torch.cat(lines)
+
+
 class Placed:
     """Requests with pages of one allocator, in the order in which they asked for them."""
 
