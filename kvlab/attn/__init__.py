@@ -8,5 +8,6 @@ Worked example: two shards with sums of exponentials Z = 2 and 8 and outputs 1 a
 """
 
 from kvlab.attn.partial import Partial, merge_partials
+from kvlab.attn.shard import partial_attention
 
-__all__ = ["Partial", "merge_partials"]
+__all__ = ["Partial", "merge_partials", "partial_attention"]

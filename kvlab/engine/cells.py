@@ -28,6 +28,10 @@ class Cells(Protocol):
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Store the cache entry of each (request, position) in its slot; all int64 ``(n,)``."""
 
+    def prefill_only(self, rid: int, tokens: int) -> None:
+        """A request ends with the token that the prefill of its ``tokens`` positions samples: it
+        never gets a slot here."""
+
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """Copy a request's cells to the host, one backup a rank."""
 
@@ -87,6 +91,9 @@ class FingerprintCells:
             for layer in range(pool.layers):
                 row = _fingerprint(rids, positions, layer)
                 pool.set_mla_kv_buffer(layer, slots, row, row[:, :1])
+
+    def prefill_only(self, rid: int, tokens: int) -> None:
+        """Nothing to mark: no row of this node is written."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """One backup a rank. If one fails, those made before it are discarded again."""

@@ -112,6 +112,7 @@ class StepNode:
             self._arrivals.popleft()
             self.tally.event(self.step, "arrive", request.rid, request.prompt_tokens)
             if request.output_tokens == 1:  # the prefill made its only token
+                self.cells.prefill_only(request.rid, request.prompt_tokens)
                 self.tally.ended(self.step, "finished", request.rid, 1, 0)
             else:
                 self.waiting.append(Live(request))
@@ -178,6 +179,7 @@ class StepNode:
             self.tally.add("recomputed_tokens", fill)
         live.generated += 1
         if live.generated == live.request.output_tokens:
+            self.cells.prefill_only(rid, fill)
             self.tally.ended(self.step, "finished", rid, live.generated, fill)
             return
         slots = self.books.join(live, fill)

@@ -39,7 +39,7 @@ LIBRARIES = {
     "ops": {"torch", "triton"},
     "ranks": {"torch"},
     "memory": {"torch", "numpy", "pandas"},
-    "engine": {"torch", "numpy", "pandas"},
+    "engine": {"torch", "numpy", "pandas", "transformers"},
     "lab": {"torch", "numpy", "pandas", "joblib", "tqdm", "pyarrow"},
     "viz": {"torch", "numpy", "pandas", "matplotlib", "ipywidgets", "IPython"},
 }
@@ -123,6 +123,17 @@ def test_every_import_of_the_package_goes_down() -> None:
         for sentence in broken_laws(path.read_text(encoding="utf-8"), module, package)
     ]
     assert broken == []
+
+
+def test_only_the_model_package_imports_transformers_which_takes_seconds() -> None:
+    importing = {
+        module
+        for path, module, package in modules()
+        for found in imports(path.read_text(encoding="utf-8"), package)
+        if found.module.partition(".")[0] in {"transformers", "safetensors"}
+    }
+    assert importing
+    assert {name for name in importing if not name.startswith("kvlab.engine.model.")} == set()
 
 
 def test_the_law_looks_at_modules_of_every_kind() -> None:

@@ -18,7 +18,7 @@ DIRECT = [Requirement(line) for line in PROJECT["dependencies"]]
 DEV = [Requirement(line) for line in PROJECT["optional-dependencies"]["dev"]]
 
 # Core dependencies that no module imports, each with what uses it.
-TOOLS = {"jupyterlab": "make lab"}
+TOOLS = {"jupyterlab": "make lab", "safetensors": "transformers, for checkpoints without pickle"}
 MAX_LINES = 300
 
 # A path of one machine, and the host of a package registry. Neither matches its own text.

@@ -1,0 +1,108 @@
+"""The attention function: one ``Partial`` a rank over that rank's rows, then the merge.
+
+Two forms that agree. *Expanded*: the layer has turned every row into keys and values of each head
+(``kv_b_proj``), and each rank takes its share of them. *Absorbed*: with ``kv_b_proj`` cut into
+``K_h`` (nope, rank) and ``V_h`` (value, rank) for each head,
+
+    q_nope . (K_h l)  =  (q_nope K_h) . l        score of a row with latent l, rope part added
+    sum_i a_i V_h l_i =  V_h sum_i a_i l_i       value of the attended rows
+
+so that queries go into the latent space once, ranks exchange ``Partial`` of latent width, and no
+key is expanded. That is what long contexts use.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from kvlab.attn import merge_partials, partial_attention
+from kvlab.engine.model.step import STEP, Step
+from kvlab.errors import PoolError
+
+# The name under which models find the function (``config._attn_implementation``).
+NAME = "kvlab_dcp"
+
+
+class MlaLayer(Protocol):
+    """What is used of the library's attention module."""
+
+    layer_idx: int
+    kv_b_proj: nn.Linear
+
+
+def register() -> None:
+    """Make the function known to transformers under ``NAME``; twice is once."""
+    AttentionInterface.register(NAME, dcp_attention)
+
+
+def dcp_attention(
+    module: MlaLayer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: object,
+) -> tuple[Tensor, None]:
+    """Attention of the new tokens over the rows of all ranks: ``(B, T, heads, v_head_dim)``.
+
+    ``query`` ``(B, heads, T, nope + rope)``; ``key`` and ``value`` are read in the expanded form
+    only. Which rows and which of them are seen comes from the step in ``kwargs``, not from
+    ``attention_mask``. Errors: PoolError for a call without a step, with a mask, or with dropout.
+    """
+    step = kwargs.get(STEP)
+    if not isinstance(step, Step):
+        raise PoolError(
+            f"attention {NAME!r} needs the step of the call: got {type(step).__name__} as {STEP}; "
+            f"call the model through ShardedModel, or set another attn_implementation"
+        )
+    if attention_mask is not None or dropout:
+        raise PoolError(
+            f"what a token sees is in the step's plan, and an engine drops nothing: got "
+            f"{'a mask' if attention_mask is not None else f'dropout {dropout}'}; pass no "
+            f"attention_mask and call model.eval()"
+        )
+    form = _absorbed if step.form == "absorbed" else _expanded
+    merged = form(module, step, query, key, value, scaling)
+    return merged.transpose(1, 2).contiguous(), None
+
+
+def _expanded(
+    module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    """``(B, heads, T, v)``; keys and values lie rank after rank, as the cache handed them out."""
+    partials, start = [], 0
+    for shard in step.plan.shards:
+        end = start + shard.keys
+        k, v = key[:, :, start:end], value[:, :, start:end]
+        partials.append(partial_attention(query, k, v, shard.visible[:, None], scaling))
+        start = end
+    return merge_partials(partials).out.to(query.dtype)
+
+
+def _absorbed(
+    module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
+) -> Tensor:
+    """``(B, heads, T, v)``; reads the pools of the ranks itself."""
+    shape = step.pools.shape
+    batch, heads, new, _ = query.shape
+    cut = shape.qk_nope_head_dim
+    by_head = module.kv_b_proj.weight.view(heads, cut + shape.v_head_dim, shape.kv_lora_rank)
+    to_key, to_value = by_head[:, :cut], by_head[:, cut:]
+    asked = torch.cat([query[..., :cut] @ to_key, query[..., cut:]], dim=-1)
+    # All heads ask the same rows: they stand in one line with the tokens.
+    asked = asked.reshape(batch, heads * new, -1)
+    partials = []
+    for rank, shard in enumerate(step.plan.shards):
+        latent, tail = step.read(module.layer_idx, rank)
+        keys = torch.cat([latent, tail], dim=-1)
+        visible = shard.visible
+        if new > 1:
+            visible = visible[:, None].expand(batch, heads, new, -1)
+            visible = visible.reshape(batch, heads * new, shard.keys)
+        partials.append(partial_attention(asked, keys, latent, visible, scaling))
+    out = merge_partials(partials).out.view(batch, heads, new, -1).to(query.dtype)
+    return out @ to_value.transpose(1, 2)

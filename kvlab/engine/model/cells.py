@@ -1,0 +1,200 @@
+"""``ModelCells``: what the scheduler moves is the KV and the state of a real model.
+
+The scheduler decides when a request prefills, decodes, gives its memory back and returns; the cells
+run the model at just these moments and keep each request's tokens and their logprobs. So the same
+retraction code is under test as with fingerprints, and what it does is seen in the tokens.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvlab.engine.model.handover import hand_over
+from kvlab.engine.model.runner import ShardedModel
+from kvlab.engine.model.sampling import Greedy, Sampler
+from kvlab.engine.model.snapshot import Snapshot, take_snapshot
+from kvlab.errors import PoolError, WorkloadError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.memory import KvBackup, PagedTokenToKVPoolAllocator
+
+# Called for every sampled token: request, its position, logprobs float32 (vocabulary,) in nats.
+Watch = Callable[[int, int, Tensor], None]
+
+
+@dataclass(slots=True)
+class Stream:
+    """A request's tokens, its prompt first, and the logprob (nats) of each one that was picked."""
+
+    tokens: list[int]
+    prompt_tokens: int
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens that were picked."""
+        return self.tokens[self.prompt_tokens :]
+
+
+@dataclass(slots=True)
+class _Held:
+    """Where a running request lies: slots of all its cached positions, and its state slot."""
+
+    ids: Tensor
+    state: int | None
+
+
+class ModelCells:
+    """The contract ``Cells`` over a ``ShardedModel``.
+
+    Args:
+        sharded: the model over the decode node's pools.
+        prompts: the prompt of each request, tokens by rid.
+        sampler: how tokens are picked.
+        handover: prefill on a DCP 1 node of its own and hand rows and state over (PD); else
+            prefill on the decode node's ranks.
+        chunk_tokens: new tokens of one prefill call; None: the whole prompt.
+        poison: overwrite freed rows with this value (NaN shows any read of them); None leaves them.
+        verify: compare a restored request's rows and state with those that it gave up, bit by bit.
+        watch: called with every token's logprobs.
+    """
+
+    def __init__(
+        self,
+        sharded: ShardedModel,
+        prompts: Mapping[int, Sequence[int]],
+        *,
+        sampler: Sampler | None = None,
+        handover: bool = False,
+        chunk_tokens: int | None = None,
+        poison: float | None = None,
+        verify: bool = False,
+        watch: Watch | None = None,
+    ) -> None:
+        self.sharded, self.prompts = sharded, prompts
+        self.sampler: Sampler = sampler if sampler is not None else Greedy()
+        self.handover, self.chunk_tokens, self.poison = handover, chunk_tokens, poison
+        self.verify, self.watch = verify, watch
+        self.streams: dict[int, Stream] = {}
+        self._held: dict[int, _Held] = {}
+        self._given_up: dict[int, Snapshot] = {}
+
+    def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Prefill a request that holds nothing, or decode one token of each that runs.
+
+        Errors: WorkloadError for a prompt of another length than the scheduler counts with.
+        """
+        order = rids.tolist()
+        if order[0] not in self._held:
+            self._prefill(order[0], WidenedSlots(slots))
+            return
+        for rid, position, slot in zip(order, positions.tolist(), slots, strict=True):
+            held = self._held[rid]
+            self._require_length(rid, position + 1)
+            held.ids = torch.cat([held.ids, slot[None]])
+        held_by = [self._held[rid] for rid in order]
+        logits = self.sharded.decode(
+            [self.streams[rid].tokens[-1] for rid in order],
+            [WidenedSlots(held.ids) for held in held_by],
+            [held.state for held in held_by],
+        )
+        for rid, line in zip(order, logits, strict=True):
+            self._pick(rid, line)
+
+    def prefill_only(self, rid: int, tokens: int) -> None:
+        """The last token comes from a prefill on a node of its own; nothing is handed over."""
+        self._require_length(rid, tokens)
+        self._pick(rid, self._prefill_apart(rid)[0])
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        """Rows of all ranks and the state, as they are before the newest token runs."""
+        backups = self.sharded.pools.back_up(slots, self._held[rid].state)
+        if self.verify:
+            self._given_up[rid] = take_snapshot(self.sharded.pools, slots, self._held[rid].state)
+        return backups
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        """Rows into the new slots, state into a new state slot."""
+        state = self.sharded.pools.alloc_state()
+        try:
+            self.sharded.pools.restore(backups, slots, state)
+        except BaseException:
+            self.sharded.pools.free_state(state)
+            raise
+        self._held[rid] = _Held(slots.ids.clone(), state)
+
+    def release(self, rid: int, slots: WidenedSlots) -> None:
+        """The request leaves the batch: its state slot is free, its rows are no one's."""
+        held = self._held.pop(rid)
+        self.sharded.pools.free_state(held.state)
+        if self.poison is not None:
+            self.sharded.pools.fill(slots, self.poison)
+
+    def check(self, rid: int, slots: WidenedSlots) -> None:
+        """The request lies where the scheduler says, and (``verify``) came back as it left.
+
+        Errors: PoolError with what differs.
+        """
+        held = self._held[rid]
+        if not torch.equal(held.ids, slots.ids):
+            raise PoolError(
+                f"scheduler and cells must name the same slots: request {rid} has "
+                f"{len(slots)} there, {len(held.ids)} here, or others"
+            )
+        before = self._given_up.pop(rid, None)
+        if before is not None:
+            now = take_snapshot(self.sharded.pools, slots, held.state)
+            before.require_equal(now, f"request {rid}")
+
+    def audit(self) -> list[str]:
+        """The broken laws of the pools."""
+        return self.sharded.pools.audit()
+
+    def _prefill(self, rid: int, slots: WidenedSlots) -> None:
+        self._require_length(rid, len(slots))
+        state = self.sharded.pools.alloc_state()
+        self._held[rid] = _Held(slots.ids.clone(), state)
+        if self.handover:
+            logits = self._prefill_apart(rid, slots, state)
+        else:
+            tokens = torch.tensor(self.streams[rid].tokens)
+            logits = self.sharded.prefill(tokens, slots, state, chunk_tokens=self.chunk_tokens)
+        self._pick(rid, logits[0])
+
+    def _prefill_apart(
+        self, rid: int, target: WidenedSlots | None = None, target_state: int | None = None
+    ) -> Tensor:
+        """Prefill at DCP 1 on new pools; hand over where a target is named. ``(1, vocabulary)``."""
+        tokens = torch.tensor(self.streams[rid].tokens)
+        page = self.sharded.layout.page_size
+        layout = DcpLayout(1, page, -(-len(tokens) // page))
+        node = self.sharded.like(layout, requests=1)
+        ids = PagedTokenToKVPoolAllocator(layout).alloc_extend(0, len(tokens))
+        assert ids is not None  # the layout was made for it
+        slots, state = WidenedSlots(ids), node.pools.alloc_state()
+        logits = node.prefill(tokens, slots, state, chunk_tokens=self.chunk_tokens)
+        if target is not None:
+            hand_over(node.pools, slots, state, self.sharded.pools, target, target_state)
+        return logits
+
+    def _require_length(self, rid: int, tokens: int) -> None:
+        if rid not in self.streams:
+            prompt = [int(token) for token in self.prompts[rid]]
+            self.streams[rid] = Stream(prompt, len(prompt))
+        has = len(self.streams[rid].tokens)
+        if has != tokens:
+            raise WorkloadError(
+                f"a request's tokens and the scheduler's count must agree: request {rid} has "
+                f"{has} tokens here ({self.streams[rid].prompt_tokens} of them prompt), the "
+                f"scheduler counts {tokens}; make its prompt as long as prompt_tokens says"
+            )
+
+    def _pick(self, rid: int, logits: Tensor) -> None:
+        stream = self.streams[rid]
+        logprobs = torch.log_softmax(logits.float(), dim=-1)
+        if self.watch is not None:
+            self.watch(rid, len(stream.tokens), logprobs)
+        token = self.sampler.pick(rid, len(stream.tokens), logprobs)
+        stream.tokens.append(token)
+        stream.logprobs.append(float(logprobs[token]))

@@ -1,0 +1,121 @@
+"""The memory of one model on c ranks in one process: rows on every rank, state once.
+
+Every rank of a real node holds the whole recurrent state (DCP does not shard it), and computes it
+from the same input. In one process one copy stands for all c: it travels with rank 0's backup.
+"""
+
+import torch
+
+from kvlab.engine.model.shape import ModelShape
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.memory import HostArena, HybridLinearKVPool, KvBackup, MLATokenToKVPool, StatePool
+
+# A row of a small model is a few bytes: blocks of the host arena need not be large.
+_GRAIN = 4096
+
+
+class ModelPools:
+    """``ranks``: one ``MLATokenToKVPool`` a rank; ``states``: None for a model without KDA layers.
+
+    Args:
+        shape: of the model.
+        layout: the two index spaces.
+        requests: how many requests may hold a state at once.
+        dtype: of the rows. State is float32 whatever the model computes in.
+        host_bytes: host memory for the backups of each rank; None means no bound.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layout: DcpLayout,
+        *,
+        requests: int,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        host_bytes: int | None = None,
+    ) -> None:
+        self.shape, self.layout = shape, layout
+        self.ranks = [
+            MLATokenToKVPool(
+                layout,
+                rank,
+                layers=len(shape.full_layers),
+                kv_lora_rank=shape.kv_lora_rank,
+                qk_rope_head_dim=shape.qk_rope_head_dim,
+                dtype=dtype,
+                device=device,
+                host=HostArena(host_bytes, grain=_GRAIN),
+            )
+            for rank in range(layout.dcp_size)
+        ]
+        self.states: StatePool | None = None
+        if shape.conv_shape is not None and shape.temporal_shape is not None:
+            self.states = StatePool(
+                requests,
+                layers=len(shape.linear_layers),
+                conv_shape=shape.conv_shape,
+                temporal_shape=shape.temporal_shape,
+                device=device,
+            )
+        self.dense = {layer: i for i, layer in enumerate(shape.full_layers)}
+        self.linear = {layer: i for i, layer in enumerate(shape.linear_layers)}
+
+    def alloc_state(self) -> int | None:
+        """A zeroed state slot, or None for a model without state. Errors: PoolError when full."""
+        if self.states is None:
+            return None
+        slot = self.states.alloc()
+        if slot is None:
+            raise PoolError(
+                f"every running request needs a state slot: all {self.states.slots} are taken; "
+                f"make the pools with more requests"
+            )
+        return slot
+
+    def free_state(self, slot: int | None) -> None:
+        """Give a state slot back."""
+        if self.states is not None and slot is not None:
+            self.states.free(slot)
+
+    def back_up(self, slots: WidenedSlots, state_slot: int | None) -> list[KvBackup]:
+        """One backup a rank, the first with the state. A failed one discards those before it."""
+        made: list[KvBackup] = []
+        try:
+            for pool in self.ranks:
+                if pool.rank == 0 and self.states is not None:
+                    made.append(self._hybrid(self.states).get_cpu_copy(slots, state_slot))
+                else:
+                    made.append(pool.get_cpu_copy(slots))
+        except BaseException:
+            for backup in made:
+                backup.discard()
+            raise
+        return made
+
+    def restore(self, backups: list[KvBackup], slots: WidenedSlots, state_slot: int | None) -> None:
+        """Rows of all ranks and the state; the other ranks are checked before rank 0 writes."""
+        for pool, backup in list(zip(self.ranks, backups, strict=True))[1:]:
+            pool.check_load(backup, slots)
+        first, *others = self.ranks
+        if self.states is not None:
+            self._hybrid(self.states).load_cpu_copy(backups[0], slots, state_slot)
+        else:
+            first.load_cpu_copy(backups[0], slots)
+        for pool, backup in zip(others, backups[1:], strict=True):
+            pool.load_cpu_copy(backup, slots)
+
+    def fill(self, slots: WidenedSlots, value: float) -> None:
+        """Overwrite the rows of slots on every rank: what a freed row may hold is no one's."""
+        for pool in self.ranks:
+            stored = torch.full((1,), value).to(pool.dtype).to(pool.device)
+            pool.buffer[:, pool.resolve(slots).ids] = stored.view(pool.buffer.dtype)
+
+    def audit(self) -> list[str]:
+        """The broken laws of all pools."""
+        broken = [law for pool in self.ranks for law in pool.audit()]
+        return broken + (self.states.audit() if self.states is not None else [])
+
+    def _hybrid(self, states: StatePool) -> HybridLinearKVPool:
+        return HybridLinearKVPool(self.ranks[0], states, self.shape.full_layers)

@@ -1,0 +1,198 @@
+"""``ShardedModel``: a transformers model whose cache lies in the pools of c ranks.
+
+Worked example, ``model`` a ``KimiLinearForCausalLM``:
+
+    sharded = ShardedModel(model, DcpLayout(dcp_size=4, page_size=16, num_pages=64), requests=8)
+    logits = sharded.prefill(prompt, slots, state)           # slots of the whole prompt
+    logits = sharded.decode([token], [slots_and_one], [state])
+
+Slots and state slots come from the caller (an allocator, or ``ModelCells`` under the scheduler).
+
+What makes a request's numbers independent of who else is in the batch: ``batch_invariant=True``,
+one request a forward. In a common forward the libraries choose their kernels and the order of their
+sums by the size of the batch and by the longest request in it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvlab.engine.model.attention import NAME, register
+from kvlab.engine.model.cache import StepCache
+from kvlab.engine.model.plan import plan_step
+from kvlab.engine.model.pools import ModelPools
+from kvlab.engine.model.shape import model_shape
+from kvlab.engine.model.step import STEP, Form, Step
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index.layout import require_int
+
+
+class ShardedModel:
+    """Runs ``model`` over pools of its own. Its attention implementation is set to kvlab's, and
+    stays so: to call the model without pools, set another, or load it twice.
+
+    Args:
+        model: of a type in ``shape.MODEL_TYPES``, with weights.
+        layout: the two index spaces.
+        requests: how many requests may hold recurrent state at once.
+        form: of the attention, see ``Step``.
+        kv_dtype: of the rows; None is the model's dtype.
+        batch_invariant: one request a forward.
+        host_bytes: host memory for the backups of each rank; None means no bound.
+
+    Errors: CapacityError for a model without a latent cache, LayoutError, PoolError for a dtype.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layout: DcpLayout,
+        *,
+        requests: int,
+        form: Form = "absorbed",
+        kv_dtype: torch.dtype | None = None,
+        batch_invariant: bool = False,
+        host_bytes: int | None = None,
+    ) -> None:
+        shape = model_shape(model.config)
+        register()
+        model.set_attn_implementation(NAME)
+        model.train(False)
+        self.model, self.form, self.batch_invariant = model, form, batch_invariant
+        self.dtype, self.device = model.dtype, model.device
+        self.pools = ModelPools(
+            shape,
+            layout,
+            requests=requests,
+            dtype=kv_dtype if kv_dtype is not None else self.dtype,
+            device=self.device,
+            host_bytes=host_bytes,
+        )
+
+    @property
+    def layout(self) -> DcpLayout:
+        """The layout of the pools."""
+        return self.pools.layout
+
+    def like(self, layout: DcpLayout, *, requests: int) -> "ShardedModel":
+        """The same model and settings over new pools of another layout."""
+        return ShardedModel(
+            self.model,
+            layout,
+            requests=requests,
+            form=self.form,
+            kv_dtype=self.pools.ranks[0].dtype,
+            batch_invariant=self.batch_invariant,
+        )
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        slots: Sequence[WidenedSlots],
+        state_slots: Sequence[int | None],
+        *,
+        keep: int = 1,
+    ) -> Tensor:
+        """One call of the model: B requests, T new tokens each.
+
+        Args:
+            tokens: int64 ``(B, T)``, the new tokens.
+            slots: of each request all positions from 0, the new ones last.
+            state_slots: of each request; None where the model keeps no state.
+            keep: logits of how many last tokens; 0: of all T.
+
+        Returns logits ``(B, keep or T, vocabulary)``. Errors: PoolError for a shape of ``tokens``
+        that is not (B, T) or missing state slots, IndexSpaceError as ``plan_step``.
+        """
+        if tokens.dim() != 2 or tokens.shape[0] != len(slots):
+            raise PoolError(
+                f"tokens must be (requests, new tokens), one line a request: got "
+                f"{tuple(tokens.shape)} for {len(slots)} requests"
+            )
+        plan = plan_step(
+            slots,
+            int(tokens.shape[1]),
+            self.layout,
+            state_slots=self._state_slots(state_slots),
+            device=self.device,
+        )
+        step = Step(self.pools, plan, self.form)
+        output = self.model(
+            input_ids=tokens.to(self.device),
+            position_ids=plan.positions,
+            cache=StepCache(step, self.dtype),
+            use_cache=True,
+            logits_to_keep=keep,
+            **{STEP: step},
+        )
+        logits: Tensor = output.logits
+        return logits
+
+    def prefill(
+        self,
+        tokens: Tensor,
+        slots: WidenedSlots,
+        state_slot: int | None,
+        *,
+        chunk_tokens: int | None = None,
+        start: int = 0,
+        keep: int = 1,
+    ) -> Tensor:
+        """Run positions ``start ..`` of one request in chunks; the chunks depend on nothing else.
+
+        Args:
+            tokens: int64 ``(n,)``, the request's tokens from position 0.
+            slots: of all n positions.
+            chunk_tokens: new tokens of one call; None: all at once.
+            start: positions that are in the cache already.
+            keep: 1: logits of the last token ``(1, vocabulary)``; 0: of all, ``(n - start, ...)``.
+        """
+        n = len(slots)
+        size = (
+            n
+            if chunk_tokens is None
+            else require_int("chunk_tokens", chunk_tokens, 1, "new tokens of one call")
+        )
+        if tokens.dim() != 1 or len(tokens) != n or not 0 <= start < n:
+            raise PoolError(
+                f"a prefill takes one token a slot and leaves at least one to run: got tokens "
+                f"{tuple(tokens.shape)}, {n} slots, start {start}"
+            )
+        parts = []
+        for begin in range(start, n, size):
+            end = min(begin + size, n)
+            run = WidenedSlots(slots.ids[:end], slots.start)
+            logits = self.forward(tokens[None, begin:end], [run], [state_slot], keep=keep)
+            parts.append(logits[0])
+        return parts[-1] if keep else torch.cat(parts)
+
+    def decode(
+        self,
+        tokens: Sequence[int],
+        slots: Sequence[WidenedSlots],
+        state_slots: Sequence[int | None],
+    ) -> Tensor:
+        """One token for each request, of any lengths: logits ``(B, vocabulary)``."""
+        column = torch.tensor(list(tokens))[:, None]
+        if not self.batch_invariant:
+            return self.forward(column, slots, state_slots)[:, -1]
+        lines = [
+            self.forward(column[i : i + 1], slots[i : i + 1], state_slots[i : i + 1])[:, -1]
+            for i in range(len(slots))
+        ]
+        return torch.cat(lines)
+
+    def _state_slots(self, given: Sequence[int | None]) -> list[int] | None:
+        if self.pools.states is None:
+            return None
+        named = [slot for slot in given if slot is not None]
+        if len(named) != len(given):
+            raise PoolError(
+                f"this model keeps a state a request: {len(given) - len(named)} of {len(given)} "
+                f"requests name no state slot; call pools.alloc_state()"
+            )
+        return named

@@ -1,0 +1,61 @@
+"""Attention over shards: however the keys are dealt to ranks, the merge is attention over all."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvlab.attn import Partial, merge_partials, partial_attention
+from kvlab.errors import IndexSpaceError
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+@settings(max_examples=100)
+@given(ranks=st.integers(1, 5), keys=st.integers(0, 12), queries=st.integers(1, 3), data=st.data())
+def test_merged_shards_are_softmax_attention_over_the_visible_keys(
+    ranks: int, keys: int, queries: int, data: st.DataObject
+) -> None:
+    owners = torch.tensor(data.draw(st.lists(st.integers(0, ranks - 1), min_size=keys,
+                                             max_size=keys)), dtype=torch.int64)  # fmt: skip
+    line = st.lists(st.booleans(), min_size=queries * keys, max_size=queries * keys)
+    visible = torch.tensor(data.draw(line), dtype=torch.bool).view(queries, keys)
+    q, k, v = drawn(2, queries, 4, seed=1), drawn(2, keys, 4, seed=2), drawn(2, keys, 3, seed=3)
+    parts = []
+    for rank in range(ranks):
+        mine = torch.nonzero(owners == rank).flatten()
+        parts.append(partial_attention(q, k[:, mine], v[:, mine], visible[:, mine], 0.5))
+    merged = merge_partials(parts)
+    scores = (q @ k.transpose(1, 2) * 0.5).masked_fill(~visible, -math.inf)
+    want = torch.nan_to_num(torch.softmax(scores, dim=-1)) @ v
+    torch.testing.assert_close(merged.out, want)
+    lse = torch.logsumexp(scores, dim=-1) if keys else torch.full((2, queries), -math.inf)
+    torch.testing.assert_close(merged.lse, lse, check_dtype=False)
+
+
+def test_a_query_that_sees_no_key_is_an_empty_shard() -> None:
+    nothing = torch.zeros(1, 3, dtype=torch.bool)
+    blind = partial_attention(torch.ones(1, 2), torch.ones(3, 2), torch.ones(3, 2), nothing, 1.0)
+    empty = Partial.empty(torch.zeros(1, 2))
+    assert torch.equal(blind.out, empty.out)
+    assert torch.equal(blind.lse, empty.lse)
+
+
+def test_bfloat16_keys_are_summed_in_float32() -> None:
+    q, k = torch.ones(1, 1, dtype=torch.bfloat16), torch.zeros(300, 1, dtype=torch.bfloat16)
+    part = partial_attention(q, k, k + 1, torch.ones(1, 300, dtype=torch.bool), 1.0)
+    assert part.out.dtype == torch.float32
+    assert float(part.out) == pytest.approx(1.0, abs=1e-6)
+    assert float(part.lse) == pytest.approx(math.log(300), abs=1e-6)
+
+
+def test_a_mask_of_numbers_is_refused() -> None:
+    one = torch.ones(1, 1)
+    with pytest.raises(IndexSpaceError, match=r"visible must be a bool mask.*got torch.float32"):
+        partial_attention(one, one, one, one, 1.0)

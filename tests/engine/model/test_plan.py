@@ -1,0 +1,100 @@
+"""The plan of a step: every rank's rows as ``localize`` has them, and each position seen once."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.engine.model import ModelPools, Step, model_shape, plan_step
+from kvlab.errors import IndexSpaceError, RankMismatchError
+from kvlab.index import DcpLayout, WidenedSlots, localize
+from kvlab.memory import PagedTokenToKVPoolAllocator
+from tests.engine.model.tiny import model
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[DcpLayout, list[WidenedSlots], int]:
+    """A layout, requests of ragged lengths with shuffled pages, and how many tokens are new."""
+    page_size = draw(st.sampled_from([1, 2, 4, 16]))
+    interleave = draw(st.sampled_from([1, page_size]))
+    new = draw(st.integers(1, 5))
+    lens = draw(st.lists(st.integers(new, 40), min_size=1, max_size=4))
+    lay = DcpLayout(draw(st.sampled_from([1, 2, 3, 4, 8])), page_size, 200, interleave)
+    pages = torch.randperm(200, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    wide, runs, at = lay.widened_page_size, [], 0
+    for n in lens:
+        count = lay.pages_for(n)
+        heads = (pages[at : at + count] + 1) * wide
+        runs.append(WidenedSlots((heads[:, None] + torch.arange(wide)).flatten()[:n]))
+        at += count
+    return lay, runs, new
+
+
+@settings(max_examples=150)
+@given(steps())
+def test_the_rows_that_are_seen_are_the_rows_that_localize_gives(
+    step: tuple[DcpLayout, list[WidenedSlots], int],
+) -> None:
+    lay, runs, new = step
+    plan = plan_step(runs, new, lay)
+    for rank, shard in enumerate(plan.shards):
+        table = shard.rows.ids.view(plan.batch, shard.keys)
+        for i, run in enumerate(runs):
+            rows = localize(run, lay, rank)
+            for t in range(new):
+                position = len(run) - new + t
+                want = rows.ids[rows.source <= position].tolist()
+                assert table[i, shard.visible[i, t]].tolist() == want
+
+
+@settings(max_examples=80)
+@given(steps())
+def test_new_tokens_are_written_to_the_last_slots_and_stand_at_the_last_positions(
+    step: tuple[DcpLayout, list[WidenedSlots], int],
+) -> None:
+    lay, runs, new = step
+    plan = plan_step(runs, new, lay)
+    assert plan.write_slots.tolist() == [int(s) for run in runs for s in run.ids[-new:]]
+    assert plan.positions.tolist() == [list(range(len(r) - new, len(r))) for r in runs]
+    assert plan.lens.tolist() == [len(run) for run in runs]
+    assert (plan.batch, plan.new_tokens) == (len(runs), new)
+
+
+def test_the_worked_example_of_the_module() -> None:
+    runs = [WidenedSlots(torch.tensor([4, 5, 6])), WidenedSlots(torch.tensor([8, 9]))]
+    plan = plan_step(runs, 1, DcpLayout(2, 2, 2))
+    assert [s.rows.ids.tolist() for s in plan.shards] == [[2, 3, 4, 0], [2, 4]]
+    assert plan.shards[0].visible.tolist() == [[[True, True]], [[True, False]]]
+    assert plan.write_slots.tolist() == [6, 9]
+
+
+def refused(slots: Sequence[WidenedSlots], match: str, new: int = 1, **more: Sequence[int]) -> None:
+    with pytest.raises(IndexSpaceError, match=match):
+        plan_step(slots, new, DcpLayout(2, 2, 3), state_slots=more.get("state_slots"))
+
+
+def test_what_is_no_step_is_refused_with_a_sentence() -> None:
+    fine = WidenedSlots(torch.tensor([4, 5, 6]))
+    refused([], "at least one request and one new token: got 0 requests")
+    refused([fine], "got 1 requests, 0 new tokens", new=0)
+    refused([fine], r"request 0 of 1 has 3 from position 0; pass table.slots", new=4)
+    refused([WidenedSlots(torch.tensor([6]), 2)], "has 1 from position 2")
+    refused([fine], "one state slot: got 2 for 1 requests", state_slots=[1, 2])
+    refused([WidenedSlots(torch.tensor([0, 1]))], r"widened slot must lie in \[4, 16\): got 0")
+    refused([WidenedSlots(torch.tensor([4, 16]))], r"must lie in \[4, 16\): got 16 at index 1")
+    refused(
+        [fine, WidenedSlots(torch.tensor([9, 10]))],
+        r"request 1 has slot 9 \(rank 1\) at position 0 \(rank 0\)",
+    )
+
+
+def test_a_plan_of_another_layout_is_refused() -> None:
+    lay = DcpLayout(2, 2, 3)
+    ids = PagedTokenToKVPoolAllocator(lay).alloc_extend(0, 3)
+    assert ids is not None
+    plan = plan_step([WidenedSlots(ids)], 1, lay)
+    other = ModelPools(model_shape(model("deepseek-v3").config), DcpLayout(2, 2, 4), requests=1)
+    with pytest.raises(RankMismatchError, match="a plan belongs to one layout"):
+        Step(other, plan)
