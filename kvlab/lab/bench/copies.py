@@ -73,8 +73,8 @@ FULL = (
     CopyCase(8, layers=27, rows=16_384, repetitions=15, aimed=True),
 )
 QUICK = (
-    CopyCase(1, layers=9, rows=4096, repetitions=9),
-    CopyCase(8, layers=9, rows=4096, repetitions=9),
+    CopyCase(1, layers=9, rows=2048, repetitions=9),
+    CopyCase(8, layers=9, rows=2048, repetitions=9),
 )
 
 
