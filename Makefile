@@ -36,7 +36,9 @@ test: check  ## the checks, then the whole test suite on all cores
 	@$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(ARGS)
 
 lab: setup  ## JupyterLab with the notebooks, on this machine only
-	@$(PY) -m jupyterlab --ServerApp.root_dir=notebooks --ServerApp.ip=127.0.0.1 \
+	@$(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
+		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
+		$(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.news_url= --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(ARGS)
 
 bench: setup  ## print the benchmark's ratios

@@ -16,6 +16,8 @@ min_free_mb=${KVLAB_MIN_FREE_MB:-3000}
 stamp=$venv/.kvlab-stamp
 log=build/setup.log
 
+trap 'printf "\nkvlab: set-up was interrupted; the same command starts it again\n" >&2; exit 130' INT
+
 fail() { printf 'kvlab: %s\n' "$1" >&2; exit 1; }
 
 sha256() { if command -v sha256sum >/dev/null; then sha256sum; else shasum -a 256; fi; }
