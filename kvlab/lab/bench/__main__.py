@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvlab.lab.bench",
         description="Time kvlab beside its baselines, in turns, and print the ratios.",
-        epilog="The copies take 8 GB of memory and the whole some two minutes; --quick takes "
+        epilog="The copies take 8 GB of memory and the whole some four minutes; --quick takes "
         "little of either, and its ratios are not those of the aims.",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, under 20 seconds")
@@ -77,7 +77,7 @@ def _whole(text: str) -> int:
 
 
 def _place(text: str) -> Path:
-    """Where a file can be made; refused before two minutes are spent."""
+    """Where a file can be made; refused before minutes are spent."""
     path = Path(text)
     if not text or path.is_dir() or not path.parent.is_dir():
         raise argparse.ArgumentTypeError(

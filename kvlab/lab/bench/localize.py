@@ -44,7 +44,11 @@ class LocalizeCase:
     @property
     def name(self) -> str:
         """For instance "128k ids, c=8"."""
-        size = f"{self.ids >> 20}M" if self.ids >= 2**20 else f"{self.ids >> 10}k"
+        size = str(self.ids)
+        for unit, of in (("M", 2**20), ("k", 2**10)):
+            if self.ids % of == 0:
+                size = f"{self.ids // of}{unit}"
+                break
         return f"{size} ids, c={self.dcp_size}"
 
     @property
