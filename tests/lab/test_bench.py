@@ -53,7 +53,7 @@ def test_all_ways_to_localize_give_the_rows_of_the_mask(ids: int, c: int) -> Non
 
 def test_a_way_to_localize_that_gives_other_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstream, "stride", lambda ids, c, r: ids[r::c] // c + 1)
-    with pytest.raises(StudyError, match=r"'unchecked stride' for rank 3 \(1000 ids, c=4\) are not"):
+    with pytest.raises(
         StudyError, match=r"rows of 'unchecked stride' for rank 3 \(1000 ids, c=4\)"
     ):
         localize.rows_of(FEW_IDS)
