@@ -90,6 +90,8 @@ def run(given: argparse.Namespace) -> int:
     layout = DcpLayout(given.dcp_size, given.page_size, given.num_pages)
     census = asdict(raw_use_census(layout))
     _require_device(given.device)
+    if given.csv is not None:
+        _require_table(layout)
     done: list[Run] = []
     skipped: list[Skipped] = []
     asked = [] if given.census else _asked(given)
@@ -116,7 +118,7 @@ def run(given: argparse.Namespace) -> int:
         }
 
     text = partial(_text, layout, census, done, skipped)
-    deliver(Answer(text, document, partial(_table, layout)), given)
+    deliver(Answer(text, document, partial(page_census, layout)), given)
     return 0
 
 
@@ -126,13 +128,12 @@ def _asked(given: argparse.Namespace) -> list[tuple[Regime, Code]]:
     return [(regime, code) for regime in regimes for code in codes]
 
 
-def _table(layout: DcpLayout) -> pd.DataFrame:
+def _require_table(layout: DcpLayout) -> None:
     if layout.num_pages > MOST_PAGES:
         raise StudyError(
             f"a table has one row a page, at most {MOST_PAGES:,}: got {layout.num_pages:,} pages; "
             f"leave out --csv, the counts need no table"
         )
-    return page_census(layout)
 
 
 def _require_device(name: str) -> None:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from kvlab.cli.output import records
+from kvlab.cli.values import require_ranks
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.crash import Code, CrashResult, CrashStudy, Regime
@@ -108,6 +109,7 @@ def attempt(
     device: str,
 ) -> Run:
     """One retraction. Errors: StudyError when the pool is too small or too large for it."""
+    require_ranks(layout.dcp_size, "use fewer ranks or --census, which needs no pool")
     if layout.slot_end > LARGEST[regime]:
         raise StudyError(
             f"the {regime} regime runs on real pools of at most {LARGEST[regime]:,} slots: got "

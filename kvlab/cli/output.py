@@ -9,11 +9,13 @@ the place. Worked example of the table, numbers to the right and text to the lef
 """
 
 import argparse
+import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -56,24 +58,57 @@ def csv_place(text: str) -> str:
     path = Path(text)
     if text == STDOUT:
         return text
-    if not text or path.is_dir():
+    if not text or os.path.isdir(text):  # Path.is_dir raises for a name that is too long
         raise argparse.ArgumentTypeError(f"OUT is a file: {text!r} is a folder; name a file in it")
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise argparse.ArgumentTypeError(
             f"OUT lies in an existing folder: there is no folder {str(path.parent)!r}; make it "
             f"first"
         )
+    try:
+        _try_to_write(path.resolve())
+    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads back to itself
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise argparse.ArgumentTypeError(
+            f"OUT is a file that can be written: {text!r} gives {reason}; name another file"
+        ) from None
     return text
 
 
+def _try_to_write(place: Path) -> None:
+    """Make and remove the file beside ``place``. Errors: OSError. ``place`` is not changed."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe or a device takes what it is given
+            if os.access(place, os.W_OK):
+                return
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    part = _part(place)
+    part.touch()
+    part.unlink()
+
+
+def _part(place: Path) -> Path:
+    return place.with_name(f".kvlab-{os.getpid()}.part")
+
+
 def deliver(answer: Answer, given: argparse.Namespace) -> None:
-    """Hand out what the options ask for. Errors: KvlabError when a file cannot be written."""
+    """Hand out what the options ask for.
+
+    Errors: KvlabError when a file cannot be written, after the rest was printed: the work is done.
+    """
+    failed: KvlabError | None = None
     if given.csv is not None:
-        write_csv(answer.table(), given.csv)
+        table = answer.table()
+        try:
+            write_csv(table, given.csv)
+        except KvlabError as error:
+            failed = error
     if given.json:
         _put(json.dumps(answer.document(), indent=1, allow_nan=False) + "\n")
     elif given.csv != STDOUT:
         say(answer.text())
+    if failed is not None:
+        raise failed
 
 
 def write_csv(table: pd.DataFrame, out: str) -> None:
@@ -86,7 +121,7 @@ def write_csv(table: pd.DataFrame, out: str) -> None:
         if place.exists() and not place.is_file():  # a pipe or a device: nothing to put in place
             place.write_text(table.to_csv(index=False), encoding="utf-8")
             return
-        part = place.with_name(f".kvlab-{os.getpid()}.part")
+        part = _part(place)
         try:
             part.write_text(table.to_csv(index=False), encoding="utf-8", newline="\n")
             part.replace(place)

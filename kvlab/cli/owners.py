@@ -5,7 +5,7 @@ import argparse
 import pandas as pd
 
 from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, layout_facts, records
-from kvlab.cli.values import add_layout_arguments, sizes, whole
+from kvlab.cli.values import add_layout_arguments, require_ranks, sizes, whole
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.origin import collect_origin
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def study_of(given: argparse.Namespace) -> OwnerStudy:
     """The study that the options describe. Errors: LayoutError, StudyError."""
+    require_ranks(given.dcp_size, "use fewer ranks")
     page = DcpLayout(given.dcp_size, given.page_size, 1, given.interleave)
     length = given.length
     if length is None:

@@ -18,6 +18,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import ModuleType
 
 from kvlab.cli import crash, owners, report, retraction
@@ -84,9 +85,26 @@ def _run(words: list[str]) -> int:
             subparsers[given.command].error("--json and --csv - both want standard output")
     except SystemExit as stop:  # how argparse ends, after --help as well
         return stop.code if isinstance(stop.code, int) else 0
-    given.line = shlex.join(["kvlab", *words])
+    given.line = line_of(words, given)
     code: int = COMMANDS[given.command].run(given)
     return code
+
+
+def line_of(words: Sequence[str], given: argparse.Namespace) -> str:
+    """The command line to type, to be published: files by their names, without their folders."""
+    files: set[Path] = {Path(given.csv)} if given.csv is not None else set()
+    for value in vars(given).values():
+        files.update(v for v in (value if isinstance(value, list) else [value]) if _is_path(v))
+
+    def published(word: str) -> str:
+        head, equals, tail = word.partition("=") if word.startswith("--") else ("", "", word)
+        return f"{head}{equals}{Path(tail).name}" if tail and Path(tail) in files else word
+
+    return shlex.join(["kvlab", *map(published, words)])
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, Path)
 
 
 def _parsers(

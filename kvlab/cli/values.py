@@ -13,6 +13,8 @@ from collections.abc import Callable
 from kvlab.errors import StudyError
 from kvlab.lab.owners import parse_sizes
 
+MOST_RANKS = 4096
+
 
 def whole(low: int) -> Callable[[str], int]:
     """A reader of whole numbers of at least ``low``."""
@@ -63,6 +65,15 @@ def device(text: str) -> str:
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", text):
         raise argparse.ArgumentTypeError(f"must be cpu, cuda or cuda:N: got {text!r}")
     return text
+
+
+def require_ranks(dcp_size: int, instead: str) -> None:
+    """Refuse more ranks than a command looks at one by one. Errors: StudyError."""
+    if dcp_size > MOST_RANKS:
+        raise StudyError(
+            f"ranks are looked at one by one, at most {MOST_RANKS:,} of them: got --dcp-size "
+            f"{dcp_size:,}; {instead}"
+        )
 
 
 def add_layout_arguments(parser: argparse.ArgumentParser, dcp: int, page: int) -> None:

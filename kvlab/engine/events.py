@@ -59,10 +59,12 @@ class EventNode:
             progress: called with (requests done, requests in all), at most some 100 times.
 
         Cost: about 20 microseconds a request, and as much a retraction. Errors: WorkloadError for
-        a sequence that is not a workload.
+        a sequence that is not a workload, StudyError for an arrival past step 2**53.
         """
         if not isinstance(workload, Workload):
             workload = Workload("requests", tuple(workload), "a plain sequence")
+        last = workload.requests[-1]
+        self.config.arrival_step(last.arrival_s, last.rid)  # none is later
         tally = Tally(self.config, record, len(workload.requests))
         run, told, total = _Run(self.config, workload.requests, tally), 0, len(workload.requests)
         while run.proceed():

@@ -24,6 +24,7 @@ from kvlab.index import DcpLayout
 
 Restore = Literal["backup", "recompute"]
 Admission = Literal["reserved", "new_token_ratio"]
+LAST_STEP = 2**53  # above it a float does not hold every whole number
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +105,19 @@ class NodeConfig:
         """What the client of a request asks for, in output tokens."""
         return self.max_new_tokens if self.max_new_tokens is not None else output_tokens
 
-    def arrival_step(self, arrival_s: float) -> int:
-        """The first step at which a request of this arrival time is seen."""
-        return -int(-arrival_s // self.step_time_s)
+    def arrival_step(self, arrival_s: float, rid: int | None = None) -> int:
+        """The first step at which a request of this arrival time is seen.
+
+        ``rid`` is named in the error: StudyError for an arrival past step 2**53 - 1.
+        """
+        before = -arrival_s // self.step_time_s  # a whole number of steps, rounded down, negative
+        if not -before < LAST_STEP:
+            raise StudyError(
+                f"an arrival falls on a step below 2**53: got arrival_s={arrival_s!r}"
+                f"{'' if rid is None else f' of request {rid}'} at step_time_s="
+                f"{self.step_time_s!r}; count seconds from the first arrival, or take longer steps"
+            )
+        return -int(before)
 
 
 _OPTIONAL = {

@@ -66,13 +66,13 @@ class StepNode:
         does not hold what was written (which no workload can cause); WorkloadError."""
         if self._spent:
             raise StudyError("a StepNode runs one workload: make a new node for the next run")
-        self._spent = True
         if not isinstance(workload, Workload):
             workload = Workload("requests", tuple(workload), "a plain sequence")
-        requests = workload.requests
+        self._spent, requests, last = True, workload.requests, workload.requests[-1]
+        self.config.arrival_step(last.arrival_s, last.rid)  # refuses what no step can hold
         self.tally = Tally(self.config, record, len(requests))
-        longest = max((r.prompt_tokens + r.output_tokens for r in requests), default=1)
-        rows = max(1, min(len(requests), self.config.layout.num_pages))
+        rows = min(len(requests), self.config.layout.num_pages)
+        longest = max(r.prompt_tokens + r.output_tokens for r in requests)
         self.books = NodeBooks(self.config, self.cells, rows, longest)
         self._arrivals = deque(requests)
         while self._one_step():

@@ -73,7 +73,8 @@ class WidenedSlots:
 
     Args:
         ids: int64 ``(n,)`` (int32 is widened); as read from ``req_to_token``. int64 ids are not
-            copied, so a later write to them is a write to these slots.
+            copied, so a later write to them is a write to these slots. A write through NumPy or
+            through ``.data`` after the slots were localized once is not noticed.
         start: position of ``ids[0]`` in the request, unit tokens.
 
     Not an index: ``pool.kv[slots]`` is refused. Call ``localize(slots, layout, rank)``.
@@ -116,7 +117,8 @@ class WidenedSlots:
 
         The c ranks of one process localize the same run; it is looked through once, not c times.
         Tensors made under ``torch.inference_mode`` do not count their writes and are looked
-        through each time. A write that torch does not see (through NumPy) is not seen here.
+        through each time. A write that torch does not count (through NumPy, or through ``.data``)
+        is not seen here.
         """
         if self.ids.is_inference():
             return verify(self.ids, dcp_size, self.start)

@@ -76,10 +76,11 @@ class CrashStudy:
             )
         if self.tokens < 2:
             raise StudyError(f"a request needs at least 2 cached positions: got {self.tokens}")
-        need = self.requests * self.layout.pages_for(self.tokens)
-        if self.layout.num_pages < need or self.requests < 2:
+        least = max(2, self.requests)
+        need = least * self.layout.pages_for(self.tokens)
+        if self.layout.num_pages < need:
             raise StudyError(
-                f"the {self.regime} regime needs {max(2, self.requests)} requests of "
+                f"the {self.regime} regime needs {least} requests of "
                 f"{self.tokens} positions in the pool, {need} pages: got num_pages="
                 f"{self.layout.num_pages}; use more pages or fewer tokens_per_request"
             )

@@ -10,7 +10,8 @@ that a picture found alone in a slide still says how to make it again. Worked ex
     kvlab 0.1.0 (1a2b3c4) · python 3.11.4 · cpu (2 cores) · 2026-03-01
 
 An origin is meant to be published: host and user names are never collected, and absolute paths
-in the command and the parameters are cut to their last part.
+in the command and the parameters are cut to their last part. A path with blanks is known as one
+where it is quoted, as the command line quotes it, or where a parameter is nothing else.
 """
 
 import os
@@ -36,7 +37,16 @@ LIBRARIES = ("torch", "numpy", "matplotlib")
 CODE = ("kvlab", "data", "pyproject.toml")
 
 # A path that starts at a root: /a/b, ~/a, C:\a, file:///a. "tokens/s" and "1/2" start at no root.
-_ROOTED = re.compile(r"(?<![\w.:/~\\-])(?:file://)?(?:~?/|[A-Za-z]:[\\/])[^\s'\"=,;:()\[\]]*")
+_ROOT = r"(?:file://)?(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/])(?=[^\s'\"])"
+# 'a b' or "a b", with or without a name in front (--trace=); the shell writes ' as '"'"'.
+_QUOTED = re.compile(rf"""(?<!\w)(['"])([^'"/\\\s]*=)?({_ROOT}(?:'"'"'|(?!\1).)*)\1""")
+# Punctuation ends a path, unless more folders follow it: "see (/a/b), 5 tokens/s", "/a/k=v/b".
+_MARK = rf"(?:[)\]]|[=,;:(\[](?!{_ROOT}))(?=[^\s'\"]*[\\/])"
+_ROOTED = re.compile(
+    rf"""(?P<address>\b(?!file:)[A-Za-z][\w+.-]+://[^\s'"]*)|(?<![\w./~)\]\\-]){_ROOT}"""
+    rf"""(?:\\\s|[^\s'"=,;:()\[\]]|{_MARK})*"""
+)
+LAST_SECOND = 253_402_300_799  # of the year 9999, the last that a date can name
 
 
 @dataclass(frozen=True)
@@ -112,14 +122,30 @@ def collect_origin(
 
 def without_paths(text: str) -> str:
     """``text`` with every absolute path cut to its last part: "see /a/b.csv" -> "see b.csv"."""
-    return _ROOTED.sub(lambda found: re.split(r"[\\/]", found.group().rstrip("\\/"))[-1], text)
+    text = _QUOTED.sub(lambda m: f"{m[1]}{m[2] or ''}{_last_part(m[3])}{m[1]}", text)
+    return _ROOTED.sub(lambda m: m[0] if m["address"] else _last_part(m[0]), text)
+
+
+def _last_part(path: str) -> str:
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
 
 
 def today() -> str:
-    """The day in UTC as ISO 8601. ``SOURCE_DATE_EPOCH`` (seconds) overrides the clock."""
+    """The day in UTC as ISO 8601. ``SOURCE_DATE_EPOCH`` (seconds) overrides the clock.
+
+    Errors: StudyError when that variable holds no seconds of the years 1970 to 9999.
+    """
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
-    now = datetime.now(UTC) if epoch is None else datetime.fromtimestamp(int(epoch), UTC)
-    return now.date().isoformat()
+    if epoch is None:
+        return datetime.now(UTC).date().isoformat()
+    # int() refuses text of more than 4300 digits, and takes "1_000".
+    if not re.fullmatch(r"[0-9]{1,12}", epoch) or int(epoch) > LAST_SECOND:
+        shown = repr(epoch if len(epoch) <= 40 else f"{epoch[:40]}...")
+        raise StudyError(
+            f"SOURCE_DATE_EPOCH in the environment counts whole seconds since 1970 in digits, "
+            f"0 .. {LAST_SECOND}: got {shown}; correct it or unset it"
+        )
+    return datetime.fromtimestamp(int(epoch), UTC).date().isoformat()
 
 
 def versions() -> dict[str, str]:
@@ -180,7 +206,8 @@ def _plain(value: object, name: str) -> Value:
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return without_paths(value)
+        # Nothing but a path: it may hold blanks, and runs to the end.
+        return _last_part(value) if re.match(_ROOT, value) else without_paths(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v, f"{name}[{k!r}]") for k, v in value.items()}
     if isinstance(value, list | tuple | range):

@@ -74,8 +74,10 @@ class OwnerStudy:
         row = row_of(slots, lay.dcp_size, lay.interleave)
         inside = slots < lay.row_end
         hit = torch.full_like(slots, -1)
-        for rank in range(lay.dcp_size):
-            mine = (owner == rank) & inside
+        # Sorted by owner once: a mask a rank would read the whole run c times.
+        ends = torch.bincount(owner, minlength=lay.dcp_size).cumsum(0).tolist()
+        for rank, elements in enumerate(torch.argsort(owner).tensor_split(ends[:-1])):
+            mine = elements[inside[elements]]
             hit[mine] = slot_of(slots[mine], lay.dcp_size, rank, lay.interleave)
         raw = [
             "out of range" if h < 0 else "right" if h == s else "another slot"

@@ -42,16 +42,8 @@ COLUMNS = (
     "backup_gib",
 )
 _OTHERS = (
-    "finished",
-    "forwards",
-    "decode_tokens",
-    "resumed",
-    "recomputed_tokens",
-    "peak_pages",
-    "peak_running",
-    "peak_host_gib",
-    "num_pages",
-    "label",
+    *("finished", "forwards", "decode_tokens", "resumed", "recomputed_tokens"),
+    *("peak_pages", "peak_running", "peak_host_gib", "num_pages", "label"),
 )
 _FIELDS = {*COLUMNS, *_OTHERS}
 Progress = Callable[[int, int], None]
@@ -92,7 +84,8 @@ class RetractionStudy:
             if not axis or len(set(axis)) != len(axis):
                 raise StudyError(f"{name} must name at least one value, each once: got {axis}")
         for c, budget in self.points():
-            self.config(c, budget)
+            last = self.workload.requests[-1]
+            self.config(c, budget).arrival_step(last.arrival_s, last.rid)
 
     def points(self) -> list[tuple[int, float]]:
         """The (DCP size, budget) pairs, budget by budget."""
@@ -154,6 +147,9 @@ class RetractionStudy:
         if cache is not None:
             with _writable(cache):  # asked before the work, not after the first row
                 cache.mkdir(parents=True, exist_ok=True)
+                probe = cache / f"{os.getpid()}.part"
+                probe.touch()
+                probe.unlink()
         points = self.points()
         rows: dict[int, dict[str, object]] = {}
         for i, (c, budget) in enumerate(points):

@@ -19,7 +19,10 @@ _GRAIN = 2 * 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class HostArena:
-    """At most ``capacity_bytes`` of host memory (None: no bound); ``pinned`` for CUDA copies."""
+    """At most ``capacity_bytes`` of host memory (None: no bound); ``pinned`` for CUDA copies.
+
+    Errors: BackupError for pinned memory without a CUDA device.
+    """
 
     capacity_bytes: int | None = None
     pinned: bool = False
@@ -31,6 +34,11 @@ class HostArena:
         require_int("grain", self.grain, 1, "bytes that block sizes are rounded up to")
         if self.capacity_bytes is not None:
             require_int("capacity_bytes", self.capacity_bytes, 0, "bytes of host memory")
+        if self.pinned and not torch.cuda.is_available():
+            raise BackupError(
+                f"pinned host memory needs a CUDA device: got pinned={self.pinned!r} and "
+                f"{torch.cuda.device_count()} devices that can be used; use HostArena(pinned=False)"
+            )
 
     @property
     def lent_bytes(self) -> int:
@@ -46,7 +54,7 @@ class HostArena:
         """A uint8 block of at least ``nbytes``, or None when the bound would be passed.
 
         The smallest idle block that is large enough is reused; else idle blocks are dropped until
-        a new one fits under the bound.
+        a new one fits under the bound. Errors: BackupError when the machine has no such memory.
         """
         require_int("nbytes", nbytes, 0, "bytes of one backup")
         size = max(1, -(-nbytes // self.grain)) * self.grain
@@ -59,7 +67,15 @@ class HostArena:
                     return None
                 while self.lent_bytes + self.idle_bytes + size > self.capacity_bytes:
                     self._idle.pop(0)
-            block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+            try:
+                block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+            except RuntimeError as error:
+                kind = "pinned " if self.pinned else ""
+                raise BackupError(
+                    f"a block of host memory must fit the machine: got {size} bytes of {kind}memory"
+                    f" beside {self.lent_bytes + self.idle_bytes} in the arena (capacity_bytes="
+                    f"{self.capacity_bytes}), refused by the system; bound the arena lower"
+                ) from error
         self._lent[block.data_ptr()] = block
         return block
 

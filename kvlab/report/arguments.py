@@ -14,6 +14,7 @@ from pathlib import Path
 
 from kvlab.errors import KvlabError
 from kvlab.report.build import DEFAULT_OUT, NotebookFailed, build_report
+from kvlab.report.kernel import unused_trace
 
 STOPPED = 130  # what shells report for an interrupt
 
@@ -37,6 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build the report that ``args`` asks for; return the exit code."""
+    if args.trace is None and (note := unused_trace()) is not None:
+        print(note, file=sys.stderr)
     try:
         report = build_report(args.out, args.trace, args.jobs, args.notebooks)
     except NotebookFailed as error:

@@ -1,6 +1,7 @@
 """Build a report: every notebook executed, every figure saved, one page on top, all in a folder.
 
     build/report/index.html             findings, notebooks, gallery, origin; works offline
+    build/report/glossary.html          what the words mean; links of notebooks lead there
     build/report/notebooks/NAME.html    each notebook, and NAME.ipynb
     build/report/figures/NAME.svg ...   each figure: SVG, PDF, PNG, CSV, JSON
     build/report/manifest.json          seeds, versions, device, commit, durations, checksums
@@ -19,11 +20,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 
+from kvlab.engine.workload import load_trace
 from kvlab.lab.findings import read_findings
 from kvlab.lab.origin import Origin, collect_origin
 from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, Progress, execute_all
-from kvlab.report.pages import Page, describe, external_loads, notebook_body, render
-from kvlab.report.stamps import ReportError, code_hash, find_notebooks, write_notebook
+from kvlab.report.pages import (
+    GLOSSARY_PAGE,
+    Page,
+    describe,
+    external_loads,
+    markdown_body,
+    notebook_body,
+    render,
+)
+from kvlab.report.stamps import (
+    ReportError,
+    code_hash,
+    find_glossary,
+    find_notebooks,
+    write_notebook,
+)
 from kvlab.viz.save import CSS_PX_PER_IN, EXPORT_DPI, SavedFigure, figure_registry
 
 DEFAULT_OUT = Path("build/report")
@@ -61,7 +77,7 @@ def build_report(
         timeout_s: seconds that one cell may take.
 
     Errors: NotebookFailed if a notebook fails; ReportError if notebooks, trace or ``out`` cannot
-    be used. The old report stays in both cases.
+    be used, WorkloadError, with the line, for a trace that breaks a rule. The old report stays.
     """
     start = monotonic()
     paths = find_notebooks(notebooks)
@@ -77,15 +93,21 @@ def build_report(
             raise NotebookFailed("; ".join(failures) + "; the report was not changed")
         pages = [describe(o.notebook, o.path.stem, o.duration_s) for o in outcomes]
         figures = figure_registry(half / "figures")
-        _write_notebooks(half, outcomes, pages)
+        glossary = find_glossary(paths)
+        if glossary is not None:
+            body = markdown_body(glossary.read_text(encoding="utf-8"), glossary.parent)
+            _write_page(half / GLOSSARY_PAGE, render("glossary.html.j2", {"body": body}))
+        _write_notebooks(half, outcomes, pages, glossary is not None)
         manifest = _manifest(half, origin, outcomes, pages, figures, trace_file, start)
-        _write_index(half, origin, pages, figures, manifest)
+        _write_index(half, origin, pages, figures, manifest, glossary is not None)
         text = json.dumps(manifest, indent=1, ensure_ascii=False) + "\n"
         (half / MANIFEST).write_text(text, encoding="utf-8")
     return Report(Path(out), manifest)
 
 
-def _write_notebooks(half: Path, outcomes: Sequence[Outcome], pages: Sequence[Page]) -> None:
+def _write_notebooks(
+    half: Path, outcomes: Sequence[Outcome], pages: Sequence[Page], glossary: bool
+) -> None:
     folder = half / "notebooks"
     folder.mkdir()
     stems = [page.stem for page in pages]
@@ -97,7 +119,8 @@ def _write_notebooks(half: Path, outcomes: Sequence[Outcome], pages: Sequence[Pa
                 "notebook": page,
                 "previous": pages[at - 1] if at else None,
                 "next": pages[at + 1] if at + 1 < len(pages) else None,
-                "body": notebook_body(outcome.notebook, outcome.path.parent, stems),
+                "body": notebook_body(outcome.notebook, outcome.path.parent, stems, glossary),
+                "glossary": glossary,
             },
         )
         _write_page(folder / f"{page.stem}.html", text)
@@ -109,11 +132,13 @@ def _write_index(
     pages: Sequence[Page],
     figures: Sequence[SavedFigure],
     manifest: Mapping[str, object],
+    glossary: bool,
 ) -> None:
     values = {
         "origin": origin,
         "notebooks": pages,
-        "titles": {page.stem: page.title for page in pages},
+        "titles": {page.stem: page.label for page in pages},
+        "glossary": glossary,
         "findings": read_findings(half / "figures"),
         "figures": [_shown(figure) for figure in figures],
         "seeds": sorted({str(f.origin["seed"]) for f in figures if f.origin["seed"] is not None}),
@@ -159,7 +184,7 @@ def _manifest(
         "notebooks": [
             {
                 "name": page.stem,
-                "title": page.title,
+                "title": page.label,
                 "duration_s": round(page.duration_s, 2),
                 "code_sha256": code_hash(outcome.notebook),
                 "runs": outcome.attempts,
@@ -198,16 +223,17 @@ def _require_trace(trace: Path | str | None) -> Path | None:
     path = Path(trace)
     try:
         with path.open("rb"):
-            return path.resolve()
+            pass
     except OSError as error:
         raise ReportError(
             f"the trace {trace} cannot be read: {error.strerror}; name a CSV or JSONL file"
         ) from None
+    load_trace(path)  # here, where file and line can be told; notebooks read it again
+    return path.resolve()
 
 
-@contextmanager
-def _swapped_in(out: Path) -> Iterator[Path]:
-    """A new folder beside ``out`` that becomes ``out`` if the block ends well."""
+def _require_free(out: Path) -> None:
+    """``out`` must be new, empty, or an earlier report."""
     if out.exists() and not out.is_dir():
         raise ReportError(f"a report is a folder: {out} is a file; name another place with --out")
     if out.is_dir() and any(out.iterdir()) and not (out / MANIFEST).is_file():
@@ -215,7 +241,13 @@ def _swapped_in(out: Path) -> Iterator[Path]:
             f"a report replaces its folder: {out} holds other files and no {MANIFEST}; name an "
             "empty or a new folder with --out"
         )
+
+
+@contextmanager
+def _swapped_in(out: Path) -> Iterator[Path]:
+    """A new folder beside ``out`` that becomes ``out`` if the block ends well."""
     try:
+        _require_free(out)
         out.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     except OSError as error:
@@ -223,15 +255,18 @@ def _swapped_in(out: Path) -> Iterator[Path]:
     half, old = work / "new", work / "old"
     try:
         half.mkdir()
+        if out.exists():  # try the move now: notebooks that took minutes must not run in vain
+            os.replace(out, old)
+            os.replace(old, out)
         yield half
         if out.exists():
             os.replace(out, old)
         os.replace(half, out)
     except OSError as error:
-        if old.exists() and not out.exists():
-            os.replace(old, out)
         raise _not_written(out, error) from error
     finally:
+        if old.exists() and not out.exists():  # after an interrupt too
+            os.replace(old, out)
         shutil.rmtree(work, ignore_errors=True)
 
 

@@ -116,6 +116,16 @@ class QuietClient(NotebookClient):
             self.km = None
 
 
+def unused_trace() -> str | None:
+    """A sentence when ``$KVLAB_TRACE`` is set: notebooks executed here do not see it; else None."""
+    if not os.environ.get(TRACE_VARIABLE):
+        return None
+    return (
+        f"note: {TRACE_VARIABLE} is set and not used here: a run that is kept depends on no "
+        f"variable; name the trace with kvlab report --trace FILE"
+    )
+
+
 def kernel_environment(
     home: Path, figures: Path, notebook: str, trace: Path | None, threads: int
 ) -> Mapping[str, str]:

@@ -16,6 +16,7 @@ from kvlab.errors import KvlabError
 from kvlab.lab.findings import output_folder
 from kvlab.report.check import problems
 from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, execute_all
+from kvlab.report.kernel import unused_trace
 from kvlab.report.stamps import MAX_NOTEBOOK_BYTES, find_notebooks, write_notebook
 
 
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _execute(paths: Sequence[Path], args: argparse.Namespace) -> list[str]:
     """Sentences about what failed. Notebooks are written as soon as each is done."""
     found: list[str] = []
+    if (note := unused_trace()) is not None:
+        print(note, file=sys.stderr)
 
     def keep(outcome: Outcome) -> None:
         if outcome.failure is not None or not args.in_place:

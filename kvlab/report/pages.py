@@ -14,14 +14,17 @@ may lead to the web; what the page itself loads may not.
 import html
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from nbconvert.exporters import HTMLExporter
 from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell, new_notebook
 from pygments.formatters import HtmlFormatter  # type: ignore[import-untyped]
+
+from kvlab.report.stamps import GLOSSARY
 
 LOADING = {
     "script": ("src",),
@@ -36,6 +39,7 @@ LOADING = {
     "use": ("href", "xlink:href"),
     "image": ("href", "xlink:href"),
 }
+GLOSSARY_PAGE = "glossary.html"
 DROPPED = {"script", "link", "iframe", "object", "embed"}
 VOID = {"link", "embed"}  # have no end tag
 _REMOTE = re.compile(r"(?:https?:)?//", re.I)
@@ -45,7 +49,7 @@ _QUESTION = re.compile(r"[^.?!\n#>*`]*(?:`[^`]*`[^.?!\n`]*)*\?")
 
 @dataclass(frozen=True)
 class Page:
-    """One notebook of the report: file stem, title and question of its first cell."""
+    """One notebook of the report: file stem, title (no number) and question of its first cell."""
 
     stem: str
     title: str
@@ -57,6 +61,11 @@ class Page:
         """3 for the stem "03_crash"; None for a stem without a number."""
         first = self.stem.split("_")[0]
         return int(first) if first.isdecimal() else None
+
+    @property
+    def label(self) -> str:
+        """The title behind the number: "3. The crash"."""
+        return self.title if self.number is None else f"{self.number}. {self.title}"
 
 
 def environment() -> Environment:
@@ -92,25 +101,39 @@ def describe(notebook: NotebookNode, stem: str, duration_s: float) -> Page:
     question = (
         re.sub(r"[*`_]{1,2}(?=\S)|(?<=\S)[*`]{1,2}", "", asked.group().strip()) if asked else ""
     )
-    return Page(stem, title.replace("`", ""), "" if question == title else question, duration_s)
+    page = Page(stem, title.replace("`", ""), "" if question == title else question, duration_s)
+    return replace(page, title=page.title.removeprefix(f"{page.number}. "))
 
 
-def notebook_body(notebook: NotebookNode, folder: Path, stems: Sequence[str]) -> str:
+def notebook_body(
+    notebook: NotebookNode, folder: Path, stems: Sequence[str], glossary: bool = False
+) -> str:
     """The cells of ``notebook`` as HTML, without scripts.
 
     Args:
         folder: where the notebook lies; pictures beside it are embedded.
         stems: the notebooks of the report; links among them lead to the pages, and relative
             links to anything else become text, because the report does not hold it.
+        glossary: whether the report holds the glossary, one folder above the notebooks.
     """
     exporter = HTMLExporter(  # type: ignore[no-untyped-call]
         template_name="basic", embed_images=True, exclude_anchor_links=True
     )
     body, _ = exporter.from_notebook_node(notebook, {"metadata": {"path": str(folder)}})
-    offline = _Offline(stems)
+    targets = {f"{stem}.ipynb": f"{stem}.html" for stem in stems}
+    if glossary:
+        targets[GLOSSARY] = f"../{GLOSSARY_PAGE}"
+    offline = _Offline(targets)
     offline.feed(body)
     offline.close()
     return "".join(offline.kept)
+
+
+def markdown_body(text: str, folder: Path) -> str:
+    """Markdown as HTML, made as the text of a notebook is; its anchors are kept."""
+    cell = new_markdown_cell(text)  # type: ignore[no-untyped-call]
+    notebook: NotebookNode = new_notebook(cells=[cell])  # type: ignore[no-untyped-call]
+    return notebook_body(notebook, folder, [])
 
 
 def external_loads(page: str) -> list[str]:
@@ -137,9 +160,9 @@ class _Offline(HTMLParser):
     What is wider than the page gets a frame that scrolls, also by keyboard.
     """
 
-    def __init__(self, stems: Sequence[str]) -> None:
+    def __init__(self, targets: Mapping[str, str]) -> None:
         super().__init__(convert_charrefs=False)
-        self.stems = stems
+        self.targets = targets
         self.kept: list[str] = []
         self.dropped = 0  # depth inside of a dropped element
         self.links: list[bool] = []  # of the open links: is the tag kept?
@@ -152,10 +175,12 @@ class _Offline(HTMLParser):
         elif self.dropped:
             return
         elif tag == "a":
-            target = _offline_target(values.get("href") or "#", self.stems)
-            self.links.append(target is not None)
-            if target is not None:
-                self.kept.append(f'<a href="{html.escape(target)}">')
+            target = _offline_target(values.get("href") or "", self.targets)
+            found = {"id": values.get("id"), "href": target}
+            kept = "".join(f' {k}="{html.escape(v)}"' for k, v in found.items() if v)
+            self.links.append(bool(kept))
+            if kept:
+                self.kept.append(f"<a{kept}>")
         elif tag == "img" and _REMOTE.match(values.get("src") or ""):
             self.kept.append(f"[picture on the web: {html.escape(values.get('alt') or '')}]")
         elif tag == "table":
@@ -186,12 +211,13 @@ class _Offline(HTMLParser):
         self.handle_data(f"&#{name};")
 
 
-def _offline_target(target: str, stems: Sequence[str]) -> str | None:
-    """Where a link of a notebook leads in the report; None if the report does not hold that."""
+def _offline_target(target: str, targets: Mapping[str, str]) -> str | None:
+    """Where a link of a notebook leads in the report; None if the report does not hold that.
+
+    ``targets`` has the page for the name of each file that the report holds.
+    """
     if re.match(r"[a-z][a-z0-9+.-]*:|#", target, re.I):
         return target
     path, _, anchor = target.partition("#")
-    stem = Path(path).stem
-    if not path.endswith(".ipynb") or stem not in stems:
-        return None
-    return f"{stem}.html" + (f"#{anchor}" if anchor else "")
+    page = targets.get(Path(path).name)
+    return page and page + (f"#{anchor}" if anchor else "")

@@ -25,6 +25,7 @@ import kvlab
 from kvlab.errors import KvlabError
 
 FOLDER = "notebooks"
+GLOSSARY = "GLOSSARY.md"
 MAX_NOTEBOOK_BYTES = 400_000
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -68,6 +69,13 @@ def find_notebooks(where: Sequence[Path | str] | None = None) -> list[Path]:
             f"notebooks are told apart by name: {', '.join(twice)} is named twice; rename one"
         )
     return found
+
+
+def find_glossary(notebooks: Sequence[Path]) -> Path | None:
+    """The glossary above the folder of the notebooks, else the one beside the package, if any."""
+    folders = [path.resolve().parents[1] for path in notebooks]
+    folders.append(Path(kvlab.__file__).resolve().parents[1])
+    return next((f / GLOSSARY for f in folders if (f / GLOSSARY).is_file()), None)
 
 
 def read_notebook(path: Path) -> NotebookNode:

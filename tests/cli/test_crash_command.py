@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from kvlab.cli import crash_runs
+from kvlab.cli import crash, crash_runs
 from kvlab.index import DcpLayout
 from kvlab.lab.crash import page_census
 from kvlab.lab.crash_child import ChildResult
@@ -94,6 +94,23 @@ def test_the_census_alone_is_made_for_a_pool_that_no_memory_would_hold(run: Run)
     done = run("crash", "--num-pages", 10**12, "--census", "--csv", "-")
     assert done.code == 1
     assert "one row a page, at most 10,000,000: got 1,000,000,000,000 pages" in done.err
+
+
+def test_a_table_that_would_be_too_long_is_refused_before_the_work(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crash, "attempt", lambda *_: pytest.fail("a retraction was made"))
+    assert run("crash", "--num-pages", 10**12, "--csv", "-").code == 1
+
+
+def test_more_ranks_than_can_be_filled_are_skipped_with_a_sentence(run: Run) -> None:
+    found = document(run, "crash", "--dcp-size", 100_000, "--page-size", 1, "--num-pages", 12)
+    assert sum(found[name] for name in CENSUS) == 12
+    reason = (
+        "ranks are looked at one by one, at most 4,096 of them: got --dcp-size 100,000; use fewer "
+        "ranks or --census, which needs no pool"
+    )
+    assert [x["reason"] for x in found["skipped"]] == [reason] * 2
 
 
 def test_csv_is_the_census_page_by_page(run: Run) -> None:

@@ -1,5 +1,6 @@
 """Tables, documents and files: aligned, plain, and whole or not at all."""
 
+import argparse
 import io
 import json
 import os
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 
 from kvlab.cli import main, output
-from kvlab.cli.output import aligned, progress, records, say, write_csv
+from kvlab.cli.output import aligned, csv_place, progress, records, say, write_csv
 from kvlab.errors import KvlabError
 
 TABLE = pd.DataFrame({"name": ["a", "long"], "n": [1234, 5], "x": [0.5, None], "ok": [True, False]})
@@ -70,6 +71,24 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(
         write_csv(TABLE, str(out))
     assert out.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_asking_whether_a_place_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    assert csv_place(str(out)) == str(out)
+    assert list(tmp_path.iterdir()) == []
+    out.write_text("old")
+    assert csv_place(str(out)) == str(out)
+    assert (out.read_text(), [path.name for path in tmp_path.iterdir()]) == ("old", ["out.csv"])
+
+
+def test_places_that_no_file_can_be_made_in_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "astray").symlink_to("nowhere/out.csv")
+    for name in ("loop", "astray", "x" * 300):
+        text = rf"OUT is a file that can be written: .*{name}' gives .+; name another file"
+        with pytest.raises(argparse.ArgumentTypeError, match=text):
+            csv_place(str(tmp_path / name))
 
 
 def test_a_link_stays_a_link_and_its_file_is_replaced(tmp_path: Path) -> None:

@@ -79,6 +79,7 @@ def test_a_long_run_is_cut_for_people_and_whole_in_a_file(run: Run) -> None:
         (["--pages", "1", "--length", 9], "need 2 different pages of 8 slots: got [1]"),
         (["--pages", "1", "--start", 9], "need 2 different pages of 8 slots: got [1]"),
         (["--pages", "9", "--num-pages", 8, "--length", 1], "a page must lie in [1, 8]: got 9"),
+        (["--dcp-size", 10**6, "--page-size", 1, "--length", 1], "at most 4,096 of them: got --dc"),
         (["--length", 10**12], "ends at position 10,000,000 at most"),
         (["--start", 10**12, "--length", 1], "got 1,000,000,000,001; lower --start or --length"),
     ],

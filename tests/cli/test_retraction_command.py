@@ -155,6 +155,67 @@ def test_a_study_that_cannot_be_made_is_one_sentence(
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes no file")
+def test_places_that_cannot_be_written_are_refused_before_the_work(
+    run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study_module, "simulate", lambda *_: pytest.fail("a run was made"))
+    done = run("retraction", "--trace", trace, *NODE, "--csv", "/proc/x.csv")
+    assert (done.code, done.out) == (2, "")
+    assert "OUT is a file that can be written: '/proc/x.csv' gives No such file" in done.err
+    done = run("retraction", "--trace", trace, *NODE, "--cache", "/proc")
+    assert (done.code, done.out) == (1, "")
+    assert "a cache is a folder that can be written: '/proc' gives No such file" in done.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_file_that_cannot_be_written_at_the_end_costs_the_file_alone(
+    run: Run, trace: Path
+) -> None:
+    words = ["retraction", "--trace", trace, *NODE, "--dcp-sizes", 1]
+    done = run(*words, "--csv", "/dev/full")
+    assert (done.code, done.out) == (1, run(*words).out)
+    assert "error: a table is written to a file that can be made: '/dev/full' gives" in done.err
+    done = run(*words, "--csv", "/dev/full", "--json")
+    assert done.code == 1
+    assert len(json.loads(done.out)["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arrival", "words", "sentence"),
+    [
+        ("1e308", [], "got arrival_s=1e+308 of request 1 at step_time_s=0.025; count seconds"),
+        ("5", ["--step-time", "1e-320"], "arrival_s=5.0 of request 1 at step_time_s=1e-320"),
+    ],
+)
+def test_an_arrival_past_all_steps_is_refused_before_the_work(
+    arrival: str, words: list[str], sentence: str, run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "late.csv"
+    path.write_text(f"arrival_s,prompt_tokens,output_tokens\n0,5,5\n{arrival},5,5\n")
+    done = run("retraction", "--trace", path, *NODE, *words)
+    assert (done.code, done.out) == (1, "")
+    assert "error: an arrival falls on a step below 2**53: " in done.err
+    assert sentence in done.err
+
+
+def test_the_command_of_an_origin_names_files_without_their_folders(
+    run: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "k=v (2)" / "alice's home"
+    folder.mkdir(parents=True)
+    path = folder / "my t.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n")
+    words = [f"--trace={path}", "--cache", folder / "kept", "--csv", folder / "o.csv", *NODE[:4]]
+    done = run("retraction", *words, "--json")
+    origin = json.loads(done.out)["origin"]
+    assert origin["command"] == (
+        "kvlab retraction '--trace=my t.csv' --cache kept --csv o.csv --page-size 4 "
+        "--budgets 0.0009,0.002 --json"
+    )
+    assert "alice" not in done.out
+
+
 def test_a_cache_that_is_a_file_is_refused(run: Run, trace: Path) -> None:
     done = run("retraction", "--trace", trace, *NODE, "--cache", trace)
     assert done.code == 1

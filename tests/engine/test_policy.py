@@ -1,6 +1,7 @@
 """The rules of a decode node as tables and laws, and the texts of a configuration's errors."""
 
 import math
+import re
 from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvlab.engine.events import EventNode
 from kvlab.engine.policy import (
     NewTokenRatio,
     NodeConfig,
@@ -22,6 +24,8 @@ from kvlab.engine.policy import (
     required_to_resume,
     victim_key,
 )
+from kvlab.engine.scheduler import StepNode
+from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 
@@ -193,6 +197,24 @@ def test_a_request_is_seen_in_the_first_step_that_is_not_before_it(
 ) -> None:
     step = NodeConfig(W8.layout, step_time_s=step_time_s).arrival_step(arrival_s)
     assert step == math.ceil(Fraction(arrival_s) / Fraction(step_time_s))
+
+
+@pytest.mark.parametrize(
+    ("arrival_s", "step_time_s"), [(1e308, 0.025), (5.0, 1e-320), (2.0**53, 1.0), (math.inf, 1.0)]
+)
+def test_an_arrival_falls_on_a_step_that_a_float_can_count(
+    arrival_s: float, step_time_s: float
+) -> None:
+    config = NodeConfig(W8.layout, step_time_s=step_time_s)
+    got = re.escape(f"got arrival_s={arrival_s!r} of request 1 at step_time_s={step_time_s!r}; ")
+    with pytest.raises(StudyError, match=rf"^an arrival falls on a step below 2\*\*53: {got}count"):
+        config.arrival_step(arrival_s, 1)
+    if arrival_s < math.inf:
+        workload = Workload.from_arrays("late", [0.0, arrival_s], [1, 1], [2, 2], "by hand")
+        for node in (EventNode(config), StepNode(config)):
+            with pytest.raises(StudyError, match=got):
+                node.run(workload)
+    assert NodeConfig(W8.layout, step_time_s=1.0).arrival_step(2.0**53 - 1) == 2**53 - 1
 
 
 @pytest.mark.parametrize(

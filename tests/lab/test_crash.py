@@ -241,10 +241,11 @@ def test_the_summary_says_what_was_tried_and_what_happened() -> None:
     [
         (9, {"regime": "half"}, r"regime must be full or low.*got regime='half', code='before'"),
         (9, {"code": "between"}, r"code before or after: got regime='full', code='between'"),
-        (5, {}, r"the full regime needs 2 requests of 6 positions .*3 pages: got num_pages=5"),
+        (5, {}, r"the full regime needs 2 requests of 6 positions .* 6 pages: got num_pages=5"),
         (17, {"regime": "low"}, r"the low regime needs 6 requests .*18 pages: got num_pages=17"),
         (9, {"tokens_per_request": 1}, r"at least 2 cached positions: got 1"),
-        (9, {"tokens_per_request": 11}, r"needs 2 requests of 11 positions"),
+        (9, {"tokens_per_request": 11}, r"needs 2 requests of 11 positions .*12 pages"),
+        (1, {}, r"the full regime needs 2 requests of 6 positions .*, 6 pages: got num_pages=1"),
     ],
 )
 def test_a_study_that_its_pool_cannot_hold_is_refused(

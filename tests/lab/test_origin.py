@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import socket
 import subprocess
 from pathlib import Path
@@ -67,6 +68,20 @@ SOMEWHERE = "/" + "srv/someone/traces"
         ("C:\\someone\\a.csv", "a.csv"),
         ("data/traces/a.csv", "data/traces/a.csv"),
         ("tokens/s, 1/2, a/b", "tokens/s, 1/2, a/b"),
+        ("f(x)/2 tokens/s, hits / misses", "f(x)/2 tokens/s, hits / misses"),
+        (f"{SOMEWHERE}/k=v/alice/a.csv", "a.csv"),
+        (f"{SOMEWHERE}/alice(1)/a[2].csv, 5 tokens/s", "a[2].csv, 5 tokens/s"),
+        (f"({SOMEWHERE}/a.csv), {SOMEWHERE}/b.csv:{SOMEWHERE}/c.csv", "(a.csv), b.csv:c.csv"),
+        (f"--trace '{SOMEWHERE}/my dir (2)/a b.csv' 1/2", "--trace 'a b.csv' 1/2"),
+        (f"'--trace={SOMEWHERE}/my dir/a.csv' --json", "'--trace=a.csv' --json"),
+        (shlex.join(["kvlab", f"{SOMEWHERE}/it's mine/a.csv"]), "kvlab 'a.csv'"),
+        (f"{SOMEWHERE}/my\\ dir/a.csv", "a.csv"),
+        (
+            f"don't read {SOMEWHERE}/a.csv at 5 tokens/s, it's slow",
+            "don't read a.csv at 5 tokens/s, it's slow",
+        ),
+        ("ftp://host/dir/a.csv", "ftp://host/dir/a.csv"),
+        ("~someone/traces/a.csv", "a.csv"),
     ],
 )
 def test_absolute_paths_are_cut_to_their_last_part(text: str, kept: str) -> None:
@@ -87,6 +102,11 @@ def test_nothing_about_the_machine_leaks() -> None:
     assert str(Path.cwd()) not in told
     assert not re.search(rf"\b{re.escape(socket.gethostname())}\b", told)
     assert found.parameters == {"trace": "a.csv", "out": "b"}
+
+
+def test_a_parameter_that_is_a_path_may_hold_blanks() -> None:
+    found = collect_origin("run", 0, {"out": f"{SOMEWHERE}/my own (2)/a b.csv"})
+    assert found.parameters == {"out": "a b.csv"}
 
 
 def test_a_relative_path_stays_whole() -> None:
@@ -116,6 +136,20 @@ def test_an_origin_without_a_command_is_refused() -> None:
 def test_the_day_can_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert collect_origin("run", 0, {}).created == "1970-01-02"
+
+
+@pytest.mark.parametrize("epoch", ["abc", "", "-1", "1e3", "1_000", "253402300800", "9" * 5000])
+def test_a_day_that_is_none_is_refused(epoch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+    text = rf"^SOURCE_DATE_EPOCH in .* digits, 0 \.\. 253402300799: got '{epoch[:40]}.*; correct it"
+    with pytest.raises(StudyError, match=text) as refused:
+        collect_origin("run", 0, {})
+    assert len(str(refused.value)) < 250
+
+
+def test_the_last_day_that_can_be_named_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "253402300799")
+    assert collect_origin("run", 0, {}).created == "9999-12-31"
 
 
 def test_the_cpu_is_named_with_its_cores() -> None:

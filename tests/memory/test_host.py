@@ -48,6 +48,25 @@ def test_any_order_of_take_and_give_keeps_the_bound_and_the_blocks_apart(
             assert bool((block == mark).all())
 
 
+def test_pinned_memory_without_cuda_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    text = (
+        r"^pinned host memory needs a CUDA device: got pinned=True and \d+ devices .*use HostAren"
+    )
+    with pytest.raises(BackupError, match=text):
+        HostArena(pinned=True)
+
+
+def test_memory_that_the_machine_does_not_have_is_refused_and_nothing_is_lent() -> None:
+    arena = HostArena(grain=64)
+    kept = taken(arena, 64)
+    text = r"must fit the machine: got 1152921504606846976 bytes of memory beside 64 in the arena"
+    with pytest.raises(BackupError, match=text):
+        arena.take(2**60)
+    assert (arena.lent_bytes, arena.idle_bytes, arena.audit()) == (64, 0, [])
+    arena.give(kept)
+
+
 def test_a_block_comes_back_to_the_next_that_fits() -> None:
     arena = HostArena(grain=64)
     small, large = taken(arena, 64), taken(arena, 256)

@@ -79,7 +79,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     asks = ("%# Trace\n\nWhich?", "import os; print(os.path.basename(os.environ['KVLAB_TRACE']))")
     write(root / "notebooks", "03_trace", asks)
     trace = root / "requests.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n")
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5,5\n")
     return build_report(
         root / "out" / "report",
         trace=trace,

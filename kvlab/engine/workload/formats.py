@@ -60,13 +60,24 @@ class Format:
 
 def _fields(line: Line) -> list[str]:
     # The csv module costs a reader a line; only quoted lines need it.
-    if '"' in line.text:
+    if '"' not in line.text:
+        return [field.strip() for field in line.text.split(",")]
+    try:
         return [field.strip() for field in next(csv.reader([line.text]))]
-    return [field.strip() for field in line.text.split(",")]
+    except csv.Error as error:
+        rule = (
+            f"a quoted line is CSV that ends with LF or CR LF, with fields of at most "
+            f"{csv.field_size_limit()} characters ({error})"
+        )
+        line.fail(None, rule, line.text, f"save the file with such line ends, or {FIX}")
 
 
 def _has(columns: tuple[str, ...]) -> Callable[[Line], bool]:
-    return lambda line: set(columns) <= set(_fields(line))
+    # The names are looked for first: a line of JSON has quotes too, and need not be good CSV.
+    def has(line: Line) -> bool:
+        return all(name in line.text for name in columns) and set(columns) <= set(_fields(line))
+
+    return has
 
 
 def _table(header: Line, lines: Iterator[Line], columns: tuple[str, ...]) -> Iterator[_Record]:
