@@ -14,7 +14,8 @@ MakeNotebook = Callable[..., Path]
 
 # "# ..." and other text that starts with % is a markdown cell, all else a code cell.
 GOOD = (
-    "%# A small sum\n\nWhat is one plus one? See [the panel](02_panel.ipynb) or [notes](notes.md).",
+    "%# A small sum\n\nWhat is one plus one? See [the panel](02_panel.ipynb) or [notes](notes.md)."
+    "\n\nIt needs no [rank](../GLOSSARY.md#dcp).",
     "print(1 + 1)",
 )
 PANEL = (
