@@ -1,6 +1,7 @@
 """The benchmark times what is right: every pair gives equal results, and each row is whole."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,6 +108,23 @@ def test_a_contender_that_copies_other_rows_is_seen(monkeypatch: pytest.MonkeyPa
         copies.require_equal(bench)
 
 
+def test_nothing_is_copied_for_a_row_before_the_copies_were_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upstream, "stride", lambda ids, c, r: ids[r::c] // c + 1)
+    with pytest.raises(StudyError, match="ours and upstream's loop copy different rows"):
+        copies.rows_of(SMALL)
+
+
+def test_the_queue_of_backups_keeps_its_length() -> None:
+    bench = copies.CopyBench(SMALL)
+    ours, *_ = bench.backups()
+    for i in range(6):
+        ours.finish(ours.prepare(i)())
+    assert bench.arena.lent_bytes == SMALL.queue * bench.arena.grain
+    assert bench.arena.idle_bytes == bench.arena.grain
+
+
 def test_stride_and_mask_agree_on_a_run_from_a_page() -> None:
     ids = torch.arange(64, 64 + 37)
     for rank in range(4):
@@ -131,6 +149,15 @@ def test_a_timing_that_says_nothing_is_refused(repetitions: int, warmup: int, na
     contenders = [Contender(name, lambda i: lambda: None) for name in names]
     with pytest.raises(StudyError, match="one name for each contender"):
         take_turns(contenders, repetitions, warmup)
+
+
+def test_times_are_of_one_piece_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))  # a call takes 1 s
+    assert {row.seconds.median for row in localize.rows_of(FEW_IDS)} == {1 / FEW_IDS.runs}
+    growth = scheduler.growth_rows(FEW_REQUESTS)
+    assert [row.seconds.median for row in growth] == [1 / n for n in FEW_REQUESTS.sizes[1:]]
+    assert [row.baseline_seconds.median for row in growth] == [1 / n for n in (5, 10)]
 
 
 def test_a_ratio_is_baseline_over_ours_and_an_aim_a_least_ratio() -> None:
@@ -167,7 +194,14 @@ def test_the_table_the_csv_and_json_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(7.05, "7.05 s"), (0.0264, "26.4 ms"), (54.1e-6, "54.1 us"), (3e-9, "3 ns"), (90, "90 s")],
+    [
+        (7.05, "7.05 s"),
+        (0.0264, "26.4 ms"),
+        (54.1e-6, "54.1 us"),
+        (3e-9, "3 ns"),
+        (90, "90 s"),
+        (1, "1 s"),
+    ],
 )
 def test_times_are_shown_with_a_unit_of_their_size(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text
