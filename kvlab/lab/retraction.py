@@ -61,7 +61,7 @@ class RetractionStudy:
         concurrency: closed loop of that many requests; None: open loop, by arrival time.
         restore: "backup" or "recompute".
         reserved_decode_tokens: room kept for each running request at admission. Upstream's default
-            is 512, at which short outputs never run the pool dry; 64 shows the effect.
+            is 512, at which short outputs hardly run the pool dry; 64 shows the effect.
         step_time_s, force_retract_interval: as in ``NodeConfig``.
 
     Errors: StudyError for empty axes; CapacityError for a budget below two pages.
