@@ -47,6 +47,21 @@ def localize_move(
     return to, at_rows
 
 
+def require_targets_once(target: Tensor) -> None:
+    """Raise IndexSpaceError when a slot is named twice among the targets of a move, int64 ``(n,)``.
+
+    Which of its two sources the slot would hold afterwards is not defined.
+    """
+    ordered, at = torch.sort(target, stable=True)
+    twice = torch.nonzero(ordered[1:] == ordered[:-1]).flatten()
+    if len(twice):
+        first, second = (int(at[int(twice[0]) + i]) for i in (0, 1))
+        raise IndexSpaceError(
+            f"a move names each target slot once: got slot {int(target[second])} at index {first} "
+            f"and at index {second} of {len(target)} targets; give each source a target of its own"
+        )
+
+
 def localize_virtual(
     ids: Tensor, v2p: Tensor, page_size: int, dcp_size: int, dcp_rank: int
 ) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, localize_move
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
 from kvlab.index.layout import require_index, require_int, require_rank
+from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
 from kvlab.memory.host import HostArena
@@ -152,7 +153,7 @@ class MLATokenToKVPool:
     def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
         """Copy the rows of ``source`` slots to ``target`` slots, on the rank that owns both.
 
-        Errors: IndexSpaceError when a pair has two owners, or a slot lies outside the layout.
+        Errors: IndexSpaceError: a pair of two owners, a target named twice, a slot out of bounds.
         """
         self._require_here()
         target, source = as_ids(target, "target slots"), as_ids(source, "source slots")
@@ -163,6 +164,7 @@ class MLATokenToKVPool:
             require_within(ids, self.row_layout.first_slot, end, name, instead)
         lay = self.row_layout
         to, at = localize_move(target, source, lay.dcp_size, self.row_rank, lay.interleave)
+        require_targets_once(target)
         self.buffer[:, self._move_rows(to)] = self.buffer[:, self._move_rows(at)]
 
     def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows) -> KvBackup:

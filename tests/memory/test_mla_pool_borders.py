@@ -98,6 +98,11 @@ def test_rows_past_the_buffer_cannot_be_declared() -> None:
             ids([8]),
             r"a move pairs each source with one target: got 2 targets and 1 so",
         ),
+        (
+            ids([4, 8, 6, 8]),
+            ids([6, 10, 8, 12]),
+            r"^a move names each target slot once: got slot 8 at index 1 and at index 3 of 4 targ",
+        ),
         (ids([4]), [4], r"source slots must be an int64 tensor of shape \(n,\), got list"),
         (4, ids([4]), r"target slots must be an int64 tensor of shape \(n,\), got int"),
         (ids([4]).double(), ids([4]), r"target slots must be int64 or int32, got torch\.float64"),
