@@ -13,6 +13,8 @@ from kvlab.lab.crash_child import ChildResult, crash_in_child
 # Slots of the largest pool that a regime is run on. Filling 2**23 slots takes about a minute;
 # the low regime touches few of them, and 2**27 take 2 GiB of memory.
 LARGEST: dict[str, int] = {"full": 2**23, "low": 2**27}
+# Each rank is asked about each position of each request: about a microsecond each time.
+MOST_LOOKS = 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +117,15 @@ def attempt(
             f"the {regime} regime runs on real pools of at most {LARGEST[regime]:,} slots: got "
             f"{layout.slot_end:,}; use fewer pages or --census, which needs no pool"
         )
+    sized = CrashStudy(layout, regime, "after", same_slots, tokens, device)
+    looks = layout.dcp_size * sized.requests * sized.tokens
+    if looks > MOST_LOOKS:
+        raise StudyError(
+            f"the {regime} regime asks each rank about each position, at most {MOST_LOOKS:,} "
+            f"times: got {layout.dcp_size:,} ranks and {sized.requests:,} requests of {sized.tokens:,} "
+            f"positions, {looks:,} times; use fewer ranks, fewer pages or --census"
+        )
     if device != "cpu" and (regime, code) == ("full", "before") and layout.dcp_size > 1:
-        # The smaller of the two sizes is checked by the study; the child has its own.
-        CrashStudy(layout, "full", "after", same_slots, tokens, device)
+        # The pool was checked above; the child has its own.
         return Run(regime, code, child=crash_in_child(layout, device))
     return Run(regime, code, CrashStudy(layout, regime, code, same_slots, tokens, device).run())

@@ -113,6 +113,16 @@ def test_more_ranks_than_can_be_filled_are_skipped_with_a_sentence(run: Run) -> 
     assert [x["reason"] for x in found["skipped"]] == [reason] * 2
 
 
+def test_a_retraction_that_would_take_minutes_is_refused_with_its_size(run: Run) -> None:
+    words = ["--dcp-size", 4096, "--page-size", 1, "--num-pages", 12, "--regime", "full"]
+    done = run("crash", *words)
+    assert (done.code, done.out) == (1, "")
+    assert (
+        "asks each rank about each position, at most 134,217,728 times: got 4,096 ranks and 4 "
+        "requests of 10,241 positions, 167,788,544 times; use fewer ranks, fewer pages or --census"
+    ) in done.err
+
+
 def test_csv_is_the_census_page_by_page(run: Run) -> None:
     done = run(*SMALL, "--num-pages", 9, "--census", "--csv", "-")
     assert (done.code, done.err) == (0, "")
