@@ -122,8 +122,8 @@ def attempt(
     if looks > MOST_LOOKS:
         raise StudyError(
             f"the {regime} regime asks each rank about each position, at most {MOST_LOOKS:,} "
-            f"times: got {layout.dcp_size:,} ranks and {sized.requests:,} requests of {sized.tokens:,} "
-            f"positions, {looks:,} times; use fewer ranks, fewer pages or --census"
+            f"times: got {layout.dcp_size:,} ranks and {sized.requests:,} requests of "
+            f"{sized.tokens:,} positions, {looks:,} times; use fewer ranks, fewer pages or --census"
         )
     if device != "cpu" and (regime, code) == ("full", "before") and layout.dcp_size > 1:
         # The pool was checked above; the child has its own.
