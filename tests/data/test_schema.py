@@ -50,7 +50,7 @@ def test_every_line_has_a_field_for_every_column(file: str) -> None:
 
 def test_the_readme_lists_every_csv_and_nothing_else() -> None:
     overview = README.split("\n## ")[0]
-    assert sorted(re.findall(r"^\| `([\w/]+\.csv)` \|", overview, re.MULTILINE)) == FILES
+    assert sorted(re.findall(r"^\| `([\w/-]+\.csv)` \|", overview, re.MULTILINE)) == FILES
 
 
 def test_the_readme_lists_every_file_of_any_kind_and_gives_each_a_section() -> None:

@@ -298,3 +298,20 @@ def test_bad_usage_exits_with_two(arguments: list[str], capsys: pytest.CaptureFi
         "--csv": "OUT is a file in a folder that exists: got",
     }.get(arguments[0], "must be a whole number of at least 1: got")
     assert expected in capsys.readouterr().err
+
+
+def test_the_recorded_figures_are_of_the_cases_and_columns_of_today() -> None:
+    path = Path(__file__).resolve().parents[2] / "data" / "runs" / "bench-cpu.csv"
+    recorded = pd.read_csv(path, dtype={"commit": str})
+    assert recorded.columns.tolist() == as_frame([twin_like()], conditions(1)).columns.tolist()
+    for part, cases in (("localize", localize.FULL), ("copy", copies.FULL)):
+        assert set(recorded[recorded.part == part].case) == {case.name for case in cases}
+    assert recorded.groupby("threads").size().to_dict() == {1: 54, 2: 58}
+    aimed = recorded.dropna(subset="aim")
+    assert ((aimed.ratio >= aimed.aim) == (aimed.met == "yes")).all()
+    assert recorded.met.isna().equals(recorded.aim.isna())
+
+
+def twin_like() -> Row:
+    """Any row: its columns are what counts."""
+    return compare("localize", "x", Timing({"a": (1.0,), "b": (1.0,)}, 1, 0), "a", "b")
