@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool
+from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool, back_up_ranks, restore_ranks
 
 # A fingerprint is stored in float32, where integers are exact below this.
 _EXACT = 2**24
@@ -97,25 +97,11 @@ class FingerprintCells:
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """One backup a rank. If one fails, those made before it are discarded again."""
-        made: list[KvBackup] = []
-        try:
-            for pool in self.pools:
-                made.append(pool.get_cpu_copy(slots))
-        except BaseException:
-            for backup in made:
-                backup.discard()
-            raise
-        return made
+        return back_up_ranks(self.pools, slots)
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        """All ranks are checked before the first one writes, and all write before a backup is
-        spent: after an error in the middle the same backups can be restored again."""
-        for pool, backup in zip(self.pools, backups, strict=True):
-            pool.check_load(backup, slots)
-        for pool, backup in zip(self.pools, backups, strict=True):
-            pool.write_backup(backup, slots)
-        for backup in backups:
-            backup.close("restored")
+        """All ranks are checked before the first one writes; after an error it can be repeated."""
+        restore_ranks(self.pools, backups, slots)
 
     def release(self, rid: int, slots: WidenedSlots) -> None:
         """Overwrite the rows, so that nothing can be read from them later."""

@@ -1,5 +1,6 @@
 """The pools and the allocator of one rank: mutable state, each class with an ``audit()``."""
 
+from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.allocator import PagedTokenToKVPoolAllocator
 from kvlab.memory.backup import KvBackup, StateBackup
 from kvlab.memory.capacity import PoolPlan, plan_pool
@@ -27,8 +28,10 @@ __all__ = [
     "StateBackup",
     "StatePool",
     "UnifiedKVPool",
+    "back_up_ranks",
     "geometry",
     "load_geometries",
     "load_published",
     "plan_pool",
+    "restore_ranks",
 ]

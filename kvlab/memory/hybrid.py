@@ -7,12 +7,12 @@ Source: SGLang ``HybridLinearKVPool``; its CPU copy returns (kv, state or None).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
-from kvlab.errors import BackupError, PoolError
+from kvlab.errors import PoolError
 from kvlab.index import PhysicalRows, WidenedSlots
+from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.backup import KvBackup
 from kvlab.memory.mla_pool import MLATokenToKVPool
 from kvlab.memory.state_pool import StatePool
@@ -49,8 +49,7 @@ class HybridLinearKVPool:
         self, slots: WidenedSlots | PhysicalRows, state_slot: int | None = None
     ) -> KvBackup:
         """Back up a run of rows and, if named, one request's state. Changes nothing."""
-        state = None if state_slot is None else self.state.get_cpu_copy(state_slot)
-        return replace(self.full.get_cpu_copy(slots), state=state)
+        return back_up_ranks([self.full], slots, self.state, state_slot)[0]
 
     def load_cpu_copy(
         self,
@@ -62,18 +61,7 @@ class HybridLinearKVPool:
 
         Errors: BackupError when state was backed up and no slot is named, or the other way round.
         """
-        if (backup.state is None) != (state_slot is None):
-            raise BackupError(
-                f"rows and state of a request are restored together: the backup has "
-                f"{'no' if backup.state is None else 'a'} state, state_slot is {state_slot}; "
-                f"nothing was written"
-            )
-        if backup.state is None or state_slot is None:
-            self.full.load_cpu_copy(backup, slots)
-            return
-        self.state.check_load(backup.state, state_slot)
-        self.full.load_cpu_copy(replace(backup, state=None), slots)  # checks, then writes
-        self.state.load_cpu_copy(backup.state, state_slot)
+        restore_ranks([self.full], [backup], slots, self.state, state_slot)
 
     def audit(self) -> list[str]:
         """The broken laws of both pools."""

@@ -193,12 +193,11 @@ class MLATokenToKVPool:
         backup, another layout, rank, row format or position range, rows of the padding page, or a
         state that this pool cannot restore; IndexSpaceError as ``get_cpu_copy``.
         """
-        self.write_backup(backup, slots)
+        self.write_rows(backup, self.check_load(backup, slots))
         backup.close("restored")
 
-    def write_backup(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
-        """``load_cpu_copy`` without consuming: all ranks write before any backup is spent."""
-        rows = self.check_load(backup, slots)
+    def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> None:
+        """Write a backup to rows that ``check_load`` gave, without consuming it."""
         scatter_rows(self.buffer, rows.ids, backup.kv, self.row_layout.page_size)
 
     def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:

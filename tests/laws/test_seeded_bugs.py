@@ -106,9 +106,9 @@ BUGS = (
     ),
     Bug(
         "state slots are divided among the ranks",
-        "memory/hybrid.py",
-        "self.state.load_cpu_copy(backup.state, state_slot)",
-        "self.state.load_cpu_copy(backup.state, max(1, state_slot // self.full.layout.dcp_size))",
+        "memory/all_ranks.py",
+        "states.load_cpu_copy(state, state_slot)",
+        "states.load_cpu_copy(state, max(1, state_slot // pools[0].layout.dcp_size))",
         "tests/memory/test_hybrid.py::test_rows_and_state_come_back_together_on_every_rank",
     ),
     Bug(

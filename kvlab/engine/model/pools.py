@@ -9,7 +9,14 @@ import torch
 from kvlab.engine.model.shape import ModelShape
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import HostArena, HybridLinearKVPool, KvBackup, MLATokenToKVPool, StatePool
+from kvlab.memory import (
+    HostArena,
+    KvBackup,
+    MLATokenToKVPool,
+    StatePool,
+    back_up_ranks,
+    restore_ranks,
+)
 
 # A row of a small model is a few bytes: blocks of the host arena need not be large.
 _GRAIN = 4096
@@ -81,30 +88,11 @@ class ModelPools:
 
     def back_up(self, slots: WidenedSlots, state_slot: int | None) -> list[KvBackup]:
         """One backup a rank, the first with the state. A failed one discards those before it."""
-        made: list[KvBackup] = []
-        try:
-            for pool in self.ranks:
-                if pool.rank == 0 and self.states is not None:
-                    made.append(self._hybrid(self.states).get_cpu_copy(slots, state_slot))
-                else:
-                    made.append(pool.get_cpu_copy(slots))
-        except BaseException:
-            for backup in made:
-                backup.discard()
-            raise
-        return made
+        return back_up_ranks(self.ranks, slots, self.states, state_slot)
 
     def restore(self, backups: list[KvBackup], slots: WidenedSlots, state_slot: int | None) -> None:
-        """Rows of all ranks and the state; the other ranks are checked before rank 0 writes."""
-        for pool, backup in list(zip(self.ranks, backups, strict=True))[1:]:
-            pool.check_load(backup, slots)
-        first, *others = self.ranks
-        if self.states is not None:
-            self._hybrid(self.states).load_cpu_copy(backups[0], slots, state_slot)
-        else:
-            first.load_cpu_copy(backups[0], slots)
-        for pool, backup in zip(others, backups[1:], strict=True):
-            pool.load_cpu_copy(backup, slots)
+        """Rows of all ranks and the state; everything is checked before the first byte."""
+        restore_ranks(self.ranks, backups, slots, self.states, state_slot)
 
     def fill(self, slots: WidenedSlots, value: float) -> None:
         """Overwrite the rows of slots on every rank: what a freed row may hold is no one's."""
@@ -116,6 +104,3 @@ class ModelPools:
         """The broken laws of all pools."""
         broken = [law for pool in self.ranks for law in pool.audit()]
         return broken + (self.states.audit() if self.states is not None else [])
-
-    def _hybrid(self, states: StatePool) -> HybridLinearKVPool:
-        return HybridLinearKVPool(self.ranks[0], states, self.shape.full_layers)

@@ -1,0 +1,72 @@
+"""A request is backed up and restored on all ranks with its state, or can be tried again."""
+
+import pytest
+import torch
+
+from kvlab.errors import BackupError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.memory import back_up_ranks, restore_ranks
+from kvlab.memory.rows import scatter_rows
+
+from .support import bits, make_pools, scramble, state_pool
+
+LAYOUT = DcpLayout(3, 2, 8)
+OLD, NEW = WidenedSlots(torch.arange(6, 17)), WidenedSlots(torch.arange(30, 41))
+
+
+def test_rows_of_all_ranks_and_the_state_survive_an_error_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pools, states = make_pools(LAYOUT), state_pool()
+    scramble(pools, seed=1)
+    old, new = states.alloc(), states.alloc()
+    assert old is not None and new is not None
+    states.temporal[:, old] = torch.randn(states.temporal[:, old].shape)
+    state = states.temporal[:, old].clone()
+    rows = [pool.buffer[:, pool.resolve(OLD).ids].clone() for pool in pools]
+    backups = back_up_ranks(pools, OLD, states, old)
+    assert [backup.state is not None for backup in backups] == [True, False, False]
+
+    calls: list[object] = []
+
+    def failing(*given: object) -> None:
+        calls.append(given)
+        if len(calls) == 2:
+            raise RuntimeError("the bus is gone")
+        scatter_rows(*given)  # type: ignore[arg-type]  # the arguments as they came
+
+    monkeypatch.setattr("kvlab.memory.mla_pool.scatter_rows", failing)
+    with pytest.raises(RuntimeError, match="bus"):
+        restore_ranks(pools, backups, NEW, states, new)
+    assert not any(backup.spent for backup in backups)
+    restore_ranks(pools, backups, NEW, states, new)
+    assert torch.equal(states.temporal[:, new], state)
+    for pool, kept in zip(pools, rows, strict=True):
+        assert torch.equal(bits(pool.buffer[:, pool.resolve(NEW).ids]), bits(kept))
+    assert all(backup.spent for backup in backups)
+    assert [pool.host.lent_bytes for pool in pools] == [0, 0, 0]
+
+
+def test_nothing_is_written_when_the_last_rank_or_the_state_does_not_fit() -> None:
+    pools, states = make_pools(LAYOUT), state_pool()
+    scramble(pools, seed=2)
+    slot = states.alloc()
+    assert slot is not None
+    backups = back_up_ranks(pools, OLD, states, slot)
+    before = [pool.buffer.clone() for pool in pools]
+    with pytest.raises(BackupError, match="rows and state of a request are restored together"):
+        restore_ranks(pools, backups, NEW)
+    backups[2].kv.view(torch.uint8)[0, 0, 0] ^= 1
+    with pytest.raises(BackupError, match="changed since it was made"):
+        restore_ranks(pools, backups, NEW, states, slot)
+    for pool, old in zip(pools, before, strict=True):  # as bits: random bytes hold NaN
+        assert torch.equal(bits(pool.buffer), bits(old))
+    assert not any(backup.spent for backup in backups)
+
+
+def test_a_rank_without_host_memory_gives_back_what_the_others_took() -> None:
+    pools = make_pools(LAYOUT)
+    pools[2].host.capacity_bytes = 0
+    with pytest.raises(BackupError, match="must fit the host arena"):
+        back_up_ranks(pools, OLD)
+    assert [pool.host.lent_bytes for pool in pools] == [0, 0, 0]
