@@ -21,7 +21,7 @@ from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
 from kvlab.memory.host import HostArena
-from kvlab.memory.plans import pack_rows, write_plan
+from kvlab.memory.plans import pack_rows, require_edition, write_plan
 from kvlab.memory.rows import scatter_rows
 from kvlab.ranks import require_rank_here
 
@@ -146,9 +146,13 @@ class MLATokenToKVPool:
         Errors: IndexSpaceError for anything but PhysicalRows, RankMismatchError for rows of
         another rank or layout.
         """
-        self._require_rows(rows)
-        stored = self.buffer[self._layer(layer)][rows.ids.to(self.device)].view(self.dtype)
+        stored = self.get_rows(layer, rows)
         return stored[:, : self.kv_lora_rank], stored[:, self.kv_lora_rank :]
+
+    def get_rows(self, layer: int, rows: PhysicalRows) -> Tensor:
+        """Whole rows ``(m, elements)``, latent part first; a copy. Errors: as the read of parts."""
+        self._require_rows(rows)
+        return self.buffer[self._layer(layer)][rows.ids.to(self.device)].view(self.dtype)
 
     def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
         """Copy the rows of ``source`` slots to ``target`` slots, on the rank that owns both.
@@ -278,12 +282,7 @@ class MLATokenToKVPool:
                 f"rows of rank {given.rank} ({given.layout}) cannot index the pool of rank "
                 f"{self.row_rank} ({self.row_layout}); each rank localizes for itself"
             )
-        if given.resolved_at != self._resolved_at:
-            raise IndexSpaceError(
-                f"rows must come from this pool's own resolve: these were "
-                f"{_looked_up(given.resolved_at)}, the pool wants rows "
-                f"{_looked_up(self._resolved_at)}; call pool.resolve(slots)"
-            )
+        require_edition(given.resolved_at, self._resolved_at)
 
     @property
     def _resolved_at(self) -> int | None:
@@ -291,9 +290,3 @@ class MLATokenToKVPool:
 
     def _require_here(self) -> None:
         require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)
-
-
-def _looked_up(resolved_at: int | None) -> str:
-    if resolved_at is None:
-        return "not looked up in a page table"
-    return f"looked up in edition {resolved_at} of a page table"

@@ -10,7 +10,7 @@ Worked example, c=2, page_size=2: of a write to slots [0, 8, 9, 10, -1] rank 0 s
 import torch
 from torch import Tensor
 
-from kvlab.errors import PoolError
+from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, owned_elements, row_of
 
 
@@ -46,3 +46,19 @@ def pack_rows(
         # A pool holds values, not the graph that made them.
         parts.append(part.detach().to(elements.device)[elements].to(dtype))
     return torch.cat(parts, dim=1)
+
+
+def require_edition(given: int | None, wanted: int | None) -> None:
+    """Raise IndexSpaceError for rows of another edition of the page table than the pool's, or rows
+    that were looked up in one where the pool has none."""
+    if given != wanted:
+        raise IndexSpaceError(
+            f"rows must come from this pool's own resolve: these were {_looked_up(given)}, the "
+            f"pool wants rows {_looked_up(wanted)}; call pool.resolve(slots)"
+        )
+
+
+def _looked_up(resolved_at: int | None) -> str:
+    if resolved_at is None:
+        return "not looked up in a page table"
+    return f"looked up in edition {resolved_at} of a page table"

@@ -17,7 +17,7 @@ from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Forced, Greedy, Sampler, Seeded
 from kvlab.engine.model.shape import MODEL_TYPES, ModelShape, model_shape
 from kvlab.engine.model.snapshot import Snapshot, take_snapshot
-from kvlab.engine.model.step import STEP, Form, Step
+from kvlab.engine.model.step import STEP, Form, Merge, Step
 
 __all__ = [
     "MODEL_TYPES",
@@ -26,6 +26,7 @@ __all__ = [
     "Forced",
     "Form",
     "Greedy",
+    "Merge",
     "ModelCells",
     "ModelPools",
     "ModelShape",

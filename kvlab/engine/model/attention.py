@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kvlab.attn import merge_partials, partial_attention
+from kvlab.attn import Partial, partial_attention
 from kvlab.engine.model.step import STEP, Step
 from kvlab.errors import PoolError
 
@@ -80,7 +80,7 @@ def _expanded(
         k, v = key[:, :, start:end], value[:, :, start:end]
         partials.append(partial_attention(query, k, v, shard.visible[:, None], scaling))
         start = end
-    return merge_partials(partials).out.to(query.dtype)
+    return _merged(step, partials).out.to(query.dtype)
 
 
 def _absorbed(
@@ -97,12 +97,17 @@ def _absorbed(
     asked = asked.reshape(batch, heads * new, -1)
     partials = []
     for rank, shard in enumerate(step.plan.shards):
-        latent, tail = step.read(module.layer_idx, rank)
-        keys = torch.cat([latent, tail], dim=-1)
+        keys = step.read(module.layer_idx, rank)
+        latent = keys[..., : shape.kv_lora_rank]
         visible = shard.visible
         if new > 1:
             visible = visible[:, None].expand(batch, heads, new, -1)
             visible = visible.reshape(batch, heads * new, shard.keys)
         partials.append(partial_attention(asked, keys, latent, visible, scaling))
-    out = merge_partials(partials).out.view(batch, heads, new, -1).to(query.dtype)
+    out = _merged(step, partials).out.view(batch, heads, new, -1).to(query.dtype)
     return out @ to_value.transpose(1, 2)
+
+
+def _merged(step: Step, partials: list[Partial]) -> Partial:
+    """One rank has nothing to merge, and its partial is whole."""
+    return partials[0] if len(partials) == 1 else step.merge(partials)

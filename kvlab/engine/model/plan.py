@@ -4,8 +4,8 @@ Made once a step and shared by all layers. All requests of a step have the same 
 tokens (1 in a decode step, a chunk in a prefill), and lengths as ragged as they come.
 
 Worked example, c=2, P=2, a decode step of two requests with 3 and 2 tokens, in pages 1 and 2:
-their slots are [4, 5, 6] and [8, 9]. Rank 0 reads rows [2, 3] and [4, -], rank 1 reads rows [2, -]
-and [4, -]; "-" is row 0 of the padding page, and hidden. The new tokens go to slots 6 and 9.
+their slots are [4, 5, 6] and [8, 9]. Rank 0 reads rows [2, 3] and [4, -], rank 1 reads rows [2]
+and [4]; "-" is row 0 of the padding page, and hidden. The new tokens go to slots 6 and 9.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,12 @@ from kvlab.index.spaces import require_within
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
     """One rank's part of a step: ``rows`` (B * L of them, request after request), ``visible`` bool
-    ``(B, T, L)``: which of its rows each new token may see (a later position or padding: no)."""
+    ``(B, T, L)``: which of its rows each new token may see (a later position or padding: no), and
+    ``padding`` int64: which elements of ``rows`` stand for no position; None when none does."""
 
     rows: PhysicalRows
     visible: Tensor
+    padding: Tensor | None
 
     @property
     def keys(self) -> int:
@@ -92,6 +94,7 @@ def plan_step(
     owners = _checked_owners(table, every < length, layout)
     positions = length - new_tokens + torch.arange(new_tokens)
     seen = every <= positions[:, :, None]
+    ragged = min(lens) < max(lens)
     shards = []
     for rank in range(layout.dcp_size):
         mine = torch.nonzero(owners == rank).flatten()
@@ -100,7 +103,9 @@ def plan_step(
         # Padding became row 0, so these are not a run that localize() could take; the owners of
         # all of them were checked above.
         rows = PhysicalRows.assume_physical(ids, layout, rank)
-        shards.append(Shard(rows, seen[:, :, mine].to(device)))
+        empty = torch.nonzero((mine >= length).reshape(-1)).flatten() if ragged else mine[:0]
+        padding = empty.to(device) if len(empty) else None
+        shards.append(Shard(rows, seen[:, :, mine].to(device), padding))
     return StepPlan(
         layout=layout,
         lens=length.flatten(),

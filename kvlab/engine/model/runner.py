@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvlab.attn import merge_partials
 from kvlab.engine.model.attention import NAME, register
 from kvlab.engine.model.cache import StepCache
 from kvlab.engine.model.plan import plan_step
 from kvlab.engine.model.pools import ModelPools
 from kvlab.engine.model.shape import model_shape
-from kvlab.engine.model.step import STEP, Form, Step
+from kvlab.engine.model.step import STEP, Form, Merge, Step
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_int
@@ -42,6 +43,7 @@ class ShardedModel:
         kv_dtype: of the rows; None is the model's dtype.
         batch_invariant: one request a forward.
         host_bytes: host memory for the backups of each rank; None means no bound.
+        merge, select_padding: see ``Step``.
 
     Errors: CapacityError for a model without a latent cache, LayoutError, PoolError for a dtype.
     """
@@ -56,12 +58,15 @@ class ShardedModel:
         kv_dtype: torch.dtype | None = None,
         batch_invariant: bool = False,
         host_bytes: int | None = None,
+        merge: Merge = merge_partials,
+        select_padding: bool = True,
     ) -> None:
         shape = model_shape(model.config)
         register()
         model.set_attn_implementation(NAME)
         model.train(False)
         self.model, self.form, self.batch_invariant = model, form, batch_invariant
+        self.merge, self.select_padding = merge, select_padding
         self.dtype, self.device = model.dtype, model.device
         self.pools = ModelPools(
             shape,
@@ -86,6 +91,8 @@ class ShardedModel:
             form=self.form,
             kv_dtype=self.pools.ranks[0].dtype,
             batch_invariant=self.batch_invariant,
+            merge=self.merge,
+            select_padding=self.select_padding,
         )
 
     @torch.no_grad()
@@ -120,7 +127,7 @@ class ShardedModel:
             state_slots=self._state_slots(state_slots),
             device=self.device,
         )
-        step = Step(self.pools, plan, self.form)
+        step = Step(self.pools, plan, self.form, self.merge, self.select_padding)
         output = self.model(
             input_ids=tokens.to(self.device),
             position_ids=plan.positions,

@@ -4,12 +4,14 @@ It travels as one keyword argument of the model call (``kvlab_step=...``), so th
 is kept in the model.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kvlab.attn import Partial, merge_partials
 from kvlab.engine.model.plan import StepPlan
 from kvlab.engine.model.pools import ModelPools
 from kvlab.errors import RankMismatchError
@@ -17,12 +19,17 @@ from kvlab.errors import RankMismatchError
 # The keyword argument of the model call that carries the step.
 STEP = "kvlab_step"
 Form = Literal["absorbed", "expanded"]
+# How the partials of more than one rank become one.
+Merge = Callable[[Sequence[Partial]], Partial]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """``form``: "absorbed" maps queries into the latent space and never expands a key, "expanded"
-    lets the layer expand keys and values of every row.
+    lets the layer expand keys and values of every row. ``merge``: of the ranks' partials; one rank
+    merges nothing. ``select_padding``: padding rows of a ragged batch are set to 0 in the copy that
+    is read, so that nothing in the padding page can reach a token. A study that shows what goes
+    wrong otherwise passes another merge, or False.
 
     Errors: RankMismatchError for a plan that was made for another layout than the pools'.
     """
@@ -30,6 +37,8 @@ class Step:
     pools: ModelPools
     plan: StepPlan
     form: Form = "absorbed"
+    merge: Merge = merge_partials
+    select_padding: bool = True
 
     def __post_init__(self) -> None:
         if self.plan.layout != self.pools.layout:
@@ -50,17 +59,21 @@ class Step:
                 rope.reshape(-1, rope.shape[-1]),
             )
 
-    def read(self, layer: int, rank: int) -> tuple[Tensor, Tensor]:
-        """What a rank holds for the requests of the step: ``(B, L, width)`` latent and rope."""
-        rows = self.plan.shards[rank].rows
-        latent, rope = self.pools.ranks[rank].get_mla_kv_buffer(self.pools.dense[layer], rows)
-        # Widths are named: a rank that holds nothing yet has no elements to infer them from.
-        shape = (self.plan.batch, self.plan.shards[rank].keys)
-        return latent.view(*shape, latent.shape[1]), rope.view(*shape, rope.shape[1])
+    def read(self, layer: int, rank: int) -> Tensor:
+        """What a rank holds for the requests of the step, a copy: ``(B, L, elements)``, the latent
+        part of each row first."""
+        shard = self.plan.shards[rank]
+        stored = self.pools.ranks[rank].get_rows(self.pools.dense[layer], shard.rows)
+        if stored.element_size() == 1:
+            stored = stored.float()  # fp8 has too few kernels to be computed with
+        if self.select_padding and shard.padding is not None:
+            stored.index_fill_(0, shard.padding, 0)
+        # The width is named: a rank that holds nothing yet has no elements to infer it from.
+        return stored.view(self.plan.batch, shard.keys, stored.shape[1])
 
     def read_all(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rows of all ranks, rank after rank: ``(B, 1, sum of L, width)`` of each part."""
         parts = [self.read(layer, rank) for rank in range(self.plan.layout.dcp_size)]
-        latent = torch.cat([part[0] for part in parts], dim=1)
-        rope = torch.cat([part[1] for part in parts], dim=1)
-        return latent[:, None].to(dtype), rope[:, None].to(dtype)
+        rows = torch.cat(parts, dim=1)[:, None].to(dtype)
+        cut = self.pools.shape.kv_lora_rank
+        return rows[..., :cut], rows[..., cut:]
