@@ -13,6 +13,7 @@ from kvlab.engine.model.cells import ModelCells, Stream, Watch
 from kvlab.engine.model.handover import RankMoves, hand_over, token_plan
 from kvlab.engine.model.plan import Shard, StepPlan, plan_step
 from kvlab.engine.model.pools import ModelPools
+from kvlab.engine.model.prefilled import Prefill, Prefilled, prefill_apart
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Forced, Greedy, Sampler, Seeded
 from kvlab.engine.model.shape import MODEL_TYPES, ModelShape, model_shape
@@ -30,6 +31,8 @@ __all__ = [
     "ModelCells",
     "ModelPools",
     "ModelShape",
+    "Prefill",
+    "Prefilled",
     "RankMoves",
     "Sampler",
     "Seeded",
@@ -45,6 +48,7 @@ __all__ = [
     "hand_over",
     "model_shape",
     "plan_step",
+    "prefill_apart",
     "register",
     "take_snapshot",
     "token_plan",

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvlab.engine.model.handover import hand_over
+from kvlab.engine.model.prefilled import Prefill, Prefilled, prefill_apart
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Greedy, Sampler
 from kvlab.engine.model.snapshot import Snapshot, take_snapshot
-from kvlab.errors import PoolError, WorkloadError
-from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import KvBackup, PagedTokenToKVPoolAllocator
+from kvlab.errors import PoolError, StudyError, WorkloadError
+from kvlab.index import WidenedSlots
+from kvlab.memory import KvBackup
 
 # Called for every sampled token: request, its position, logprobs float32 (vocabulary,) in nats.
 Watch = Callable[[int, int, Tensor], None]
@@ -58,6 +58,10 @@ class ModelCells:
         poison: overwrite freed rows with this value (NaN shows any read of them); None leaves them.
         verify: compare a restored request's rows and state with those that it gave up, bit by bit.
         watch: called with every token's logprobs.
+        prefilled: prefills of these prompts that were run before, and where new ones are kept;
+            None runs each prefill anew. Same bits either way.
+
+    Errors: StudyError for ``prefilled`` without ``handover``: there is nothing to hand over.
     """
 
     def __init__(
@@ -71,11 +75,18 @@ class ModelCells:
         poison: float | None = None,
         verify: bool = False,
         watch: Watch | None = None,
+        prefilled: Prefilled | None = None,
     ) -> None:
+        if prefilled is not None and not handover:
+            raise StudyError(
+                f"kept prefills are handed over from a node at DCP 1: got prefilled "
+                f"({len(prefilled)} of them) with handover={handover}; pass handover=True, or no "
+                f"prefilled"
+            )
         self.sharded, self.prompts = sharded, prompts
         self.sampler: Sampler = sampler if sampler is not None else Greedy()
         self.handover, self.chunk_tokens, self.poison = handover, chunk_tokens, poison
-        self.verify, self.watch = verify, watch
+        self.verify, self.watch, self.prefilled = verify, watch, prefilled
         self.streams: dict[int, Stream] = {}
         self._held: dict[int, _Held] = {}
         self._given_up: dict[int, Snapshot] = {}
@@ -103,9 +114,11 @@ class ModelCells:
             self._pick(rid, line)
 
     def prefill_only(self, rid: int, tokens: int) -> None:
-        """The last token comes from a prefill on a node of its own; nothing is handed over."""
+        """The last token comes from a prefill whose rows nobody reads again: on the prefill node
+        where there is a hand-over, else on as many ranks as decode."""
         self._require_length(rid, tokens)
-        self._pick(rid, self._prefill_apart(rid)[0])
+        dcp_size = 1 if self.handover else self.sharded.layout.dcp_size
+        self._pick(rid, self._prefill_apart(rid, dcp_size).logits[0])
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """Rows of all ranks and the state, as they are before the newest token runs."""
@@ -156,27 +169,21 @@ class ModelCells:
         state = self.sharded.pools.alloc_state()
         self._held[rid] = _Held(slots.ids.clone(), state)
         if self.handover:
-            logits = self._prefill_apart(rid, slots, state)
+            done = self._prefill_apart(rid, 1)
+            done.hand_over(self.sharded.pools, slots, state)
+            logits = done.logits
         else:
             tokens = torch.tensor(self.streams[rid].tokens)
             logits = self.sharded.prefill(tokens, slots, state, chunk_tokens=self.chunk_tokens)
         self._pick(rid, logits[0])
 
-    def _prefill_apart(
-        self, rid: int, target: WidenedSlots | None = None, target_state: int | None = None
-    ) -> Tensor:
-        """Prefill at DCP 1 on new pools; hand over where a target is named. ``(1, vocabulary)``."""
-        tokens = torch.tensor(self.streams[rid].tokens)
-        page = self.sharded.layout.page_size
-        layout = DcpLayout(1, page, -(-len(tokens) // page))
-        node = self.sharded.like(layout, requests=1)
-        ids = PagedTokenToKVPoolAllocator(layout).alloc_extend(0, len(tokens))
-        assert ids is not None  # the layout was made for it
-        slots, state = WidenedSlots(ids), node.pools.alloc_state()
-        logits = node.prefill(tokens, slots, state, chunk_tokens=self.chunk_tokens)
-        if target is not None:
-            hand_over(node.pools, slots, state, self.sharded.pools, target, target_state)
-        return logits
+    def _prefill_apart(self, rid: int, dcp_size: int) -> Prefill:
+        """A prefill of all tokens on pools of its own. A prompt's may have been kept; that of a
+        request which is recomputed is longer than its prompt, and is not."""
+        stream, chunk = self.streams[rid], self.chunk_tokens
+        if self.prefilled is not None and not stream.output:
+            return self.prefilled.get(self.sharded, rid, stream.tokens, chunk)
+        return prefill_apart(self.sharded, stream.tokens, dcp_size=dcp_size, chunk_tokens=chunk)
 
     def _require_length(self, rid: int, tokens: int) -> None:
         if rid not in self.streams:

@@ -78,9 +78,9 @@ def hand_over(
         )
     plan = token_plan(source, prefill.layout, target, decode.layout)
     for pool, moves in zip(decode.ranks, plan, strict=True):
-        for layer in range(pool.layers):
-            latent, rope = first.get_mla_kv_buffer(layer, moves.source)
-            pool.set_mla_kv_buffer(layer, moves.slots, _plain(latent), _plain(rope))
+        # Bytes, not values: what a row is made of beside its elements comes along.
+        sent = first.buffer[:, moves.source.ids.to(first.device)]
+        pool.buffer[:, moves.target.ids.to(pool.device)] = sent.to(pool.device)
     if prefill.states is not None and decode.states is not None:
         if source_state is None or target_state is None:
             raise PoolError(
@@ -88,8 +88,3 @@ def hand_over(
                 f"(prefill) and {target_state} (decode)"
             )
         decode.states.load_cpu_copy(prefill.states.get_cpu_copy(source_state), target_state)
-
-
-def _plain(part: Tensor) -> Tensor:
-    """fp8 rows as bfloat16, which holds each of their values: fp8 lacks the kernel that picks."""
-    return part.bfloat16() if part.element_size() == 1 else part
