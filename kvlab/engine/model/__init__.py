@@ -10,6 +10,7 @@ and an attention function (``attention``). kvlab writes no model of its own.
 from kvlab.engine.model.attention import NAME, dcp_attention, register
 from kvlab.engine.model.cache import StepCache
 from kvlab.engine.model.cells import ModelCells, Stream, Watch
+from kvlab.engine.model.checkpoint import load_model
 from kvlab.engine.model.handover import RankMoves, hand_over, token_plan
 from kvlab.engine.model.plan import Shard, StepPlan, plan_step
 from kvlab.engine.model.pools import ModelPools
@@ -46,6 +47,7 @@ __all__ = [
     "Watch",
     "dcp_attention",
     "hand_over",
+    "load_model",
     "model_shape",
     "plan_step",
     "prefill_apart",
