@@ -1,0 +1,141 @@
+"""What the tiny model is trained on: the standard library's text, mixed with lines to be recalled.
+
+Every Python installation carries the text: the sources of the standard library and the topics of
+``pydoc``. Recall lines make the cache of the full-attention layers matter; one sequence holds
+
+    set qk=5f zt=0c bf=9e            pairs, in any order
+    ... some text of the library ...
+    get bf=9e qk=5f zt=0c            the same pairs, in another order
+
+and each value after ``get`` can only be known from the row of its pair.
+"""
+
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvlab.errors import StudyError
+
+LETTERS = b"abcdefghijklmnopqrstuvwxyz"
+SYMBOLS = b"0123456789abcdef"
+# Symbols of one value.
+VALUE = 2
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Corpus:
+    """``train`` and ``held_out``: bytes of disjoint files, uint8; ``about`` names what they are."""
+
+    train: Bytes
+    held_out: Bytes
+    about: dict[str, str | int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recall:
+    """A sequence with recall lines: ``data`` uint8 ``(T,)``; ``asked``: positions of the bytes of
+    values after ``get``, int64; ``first_get``: where the first ``get`` begins."""
+
+    data: Bytes
+    asked: NDArray[np.int64]
+    first_get: int
+
+
+def read_corpus(root: Path | None = None) -> Corpus:
+    """The text below ``root``, the standard library of this Python when None; one file in 20 (by
+    the hash of its name) is held out. Errors: StudyError where there are no sources to read."""
+    folder = root if root is not None else Path(sysconfig.get_paths()["stdlib"])
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    for path in _sources(folder):
+        name = path.relative_to(folder).as_posix().encode()
+        number = int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "little")
+        parts[number % 20 == 0].append(path.read_bytes())
+    if not parts[0] or not parts[1]:
+        raise StudyError(
+            f"training needs sources on both sides of the split: found {len(parts[0])} files to "
+            f"train on and {len(parts[1])} to hold out; point root at a folder of Python sources"
+        )
+    train, held = (np.frombuffer(b"\n".join(part), dtype=np.uint8) for part in parts)
+    about: dict[str, str | int] = {
+        "text": f"standard library of Python {platform.python_version()}",
+        "train_files": len(parts[0]),
+        "held_out_files": len(parts[1]),
+        "train_bytes": len(train),
+        "held_out_bytes": len(held),
+        "blake2b": hashlib.blake2b(train.tobytes() + held.tobytes(), digest_size=16).hexdigest(),
+    }
+    return Corpus(train, held, about)
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    skip = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+    for path in sorted(folder.rglob("*.py")):
+        if not skip & set(path.relative_to(folder).parts):
+            yield path
+
+
+def text(source: Bytes, length: int, rng: np.random.Generator) -> Bytes:
+    """A window of ``length`` bytes at a random place; ``source`` is longer than that."""
+    at = int(rng.integers(0, len(source) - length))
+    return source[at : at + length]
+
+
+def recall(source: Bytes, length: int, rng: np.random.Generator, pairs: int) -> Recall:
+    """A sequence of ``length`` bytes: the pairs, then text and ``get`` lines in turn, cut off where
+    the length ends."""
+    entries = _entries(pairs, rng)
+    out = bytearray(b"set " + b" ".join(entries) + b"\n")
+    asked: list[int] = []
+    first_get = 0
+    while len(out) < length:
+        out += bytes(text(source, int(rng.integers(0, 161)), rng)) + b"\nget"
+        first_get = first_get or len(out) - 3
+        for i in rng.permutation(pairs).tolist():
+            out += b" " + entries[i]
+            asked += range(len(out) - VALUE, len(out))
+        out += b"\n"
+    places = np.array([p for p in asked if p < length], dtype=np.int64)
+    return Recall(np.frombuffer(bytes(out[:length]), dtype=np.uint8), places, first_get)
+
+
+def question(source: Bytes, gap: int, rng: np.random.Generator, pairs: int) -> Recall:
+    """The pairs, ``gap`` bytes of text, and one ``get`` line, which ends the sequence: questions of
+    equally many pairs and an equal gap are equally long, and ask at the same positions."""
+    entries = _entries(pairs, rng)
+    out = bytearray(b"set " + b" ".join(entries) + b"\n" + bytes(text(source, gap, rng)) + b"\nget")
+    first_get = len(out) - 3
+    asked: list[int] = []
+    for i in rng.permutation(pairs).tolist():
+        out += b" " + entries[i]
+        asked += range(len(out) - VALUE, len(out))
+    return Recall(np.frombuffer(bytes(out), dtype=np.uint8), np.array(asked), first_get)
+
+
+def _entries(pairs: int, rng: np.random.Generator) -> list[bytes]:
+    """``key=value`` of each pair; no key comes twice."""
+    keys = rng.choice(len(LETTERS) ** 2, size=pairs, replace=False)
+    entries = []
+    for key in keys.tolist():
+        value = bytes(SYMBOLS[i] for i in rng.integers(0, len(SYMBOLS), VALUE).tolist())
+        first, second = divmod(key, len(LETTERS))
+        entries.append(bytes((LETTERS[first], LETTERS[second])) + b"=" + value)
+    return entries
+
+
+def batch(source: Bytes, rows: int, length: int, rng: np.random.Generator) -> Bytes:
+    """Training sequences ``(rows, length)``, uint8: the even ones plain text, the odd ones with 4
+    to 24 pairs to recall."""
+    lines = [
+        text(source, length, rng)
+        if i % 2 == 0
+        else recall(source, length, rng, int(rng.integers(4, 25))).data
+        for i in range(rows)
+    ]
+    return np.stack(lines)
