@@ -20,19 +20,11 @@ from kvlab.index.layout import require_index, require_int, require_rank
 from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
+from kvlab.memory.codec import RowCodec
 from kvlab.memory.host import HostArena
 from kvlab.memory.plans import pack_rows, require_edition, write_plan
 from kvlab.memory.rows import scatter_rows
 from kvlab.ranks import require_rank_here
-
-# index_put and index_select lack fp8 kernels, so fp8 rows are stored as bytes and viewed on read.
-_STORED_AS = {
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.bfloat16,
-    torch.float16: torch.float16,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-}
 
 
 class MLATokenToKVPool:
@@ -44,6 +36,7 @@ class MLATokenToKVPool:
         layers: MLA layers.
         kv_lora_rank, qk_rope_head_dim: elements of the two parts of a row.
         dtype: float32, bfloat16, float16, float8_e4m3fn or float8_e5m2.
+        scaled: fp8 rows with a float32 scale each, see ``codec``; else fp8 is a plain cast.
         host: arena for backups; None makes an unbounded one.
 
     Errors: LayoutError for a bad rank or size, PoolError for a dtype that cannot be stored.
@@ -61,6 +54,7 @@ class MLATokenToKVPool:
         kv_lora_rank: int = 512,
         qk_rope_head_dim: int = 64,
         dtype: torch.dtype = torch.bfloat16,
+        scaled: bool = False,
         device: str | torch.device = "cpu",
         host: HostArena | None = None,
     ) -> None:
@@ -68,15 +62,11 @@ class MLATokenToKVPool:
         require_int("layers", layers, 1, "MLA layers")
         require_int("kv_lora_rank", kv_lora_rank, 1, "elements of the latent part")
         require_int("qk_rope_head_dim", qk_rope_head_dim, 0, "elements of the rope part")
-        if dtype not in _STORED_AS:
-            raise PoolError(
-                f"a row is stored as one of {', '.join(str(d) for d in _STORED_AS)}: got {dtype}"
-            )
         self.layout, self.rank, self.layers, self.dtype = layout, rank, layers, dtype
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
-        elements = kv_lora_rank + qk_rope_head_dim
+        self.codec = RowCodec(dtype, kv_lora_rank + qk_rope_head_dim, scaled)
         self.buffer = torch.zeros(
-            layers, self.rows_per_rank, elements, dtype=_STORED_AS[dtype], device=device
+            layers, self.rows_per_rank, self.codec.width, dtype=self.codec.stored, device=device
         )
         self.device = self.buffer.device  # with its number: "cuda" is not equal to "cuda:0"
         self.host = host if host is not None else HostArena(pinned=self.device.type == "cuda")
@@ -105,7 +95,14 @@ class MLATokenToKVPool:
     @property
     def row_format(self) -> str:
         """What the bytes of a row mean, as a backup remembers it: parts and dtype."""
-        return f"{self.kv_lora_rank} + {self.qk_rope_head_dim} {self.dtype}"
+        return f"{self.kv_lora_rank} + {self.qk_rope_head_dim} {self.codec.meaning}"
+
+    @property
+    def scales(self) -> Tensor:
+        """The scales of scaled rows, float32 ``(layers, rows)``, a view into the buffer.
+
+        Errors: PoolError for a pool without."""
+        return self.codec.scales(self.buffer)
 
     @property
     def kv_buffer(self) -> list[Tensor]:
@@ -141,7 +138,8 @@ class MLATokenToKVPool:
         self._store(layer, elements, rows, len(ids), k_nope, k_rope)
 
     def get_mla_kv_buffer(self, layer: int, rows: PhysicalRows) -> tuple[Tensor, Tensor]:
-        """(k_nope ``(m, kv_lora_rank)``, k_rope ``(m, qk_rope_head_dim)``) of rows, in ``dtype``.
+        """(k_nope ``(m, kv_lora_rank)``, k_rope ``(m, qk_rope_head_dim)``) of rows, in ``dtype``;
+        of scaled rows in float32.
 
         Errors: IndexSpaceError for anything but PhysicalRows, RankMismatchError for rows of
         another rank or layout.
@@ -152,7 +150,12 @@ class MLATokenToKVPool:
     def get_rows(self, layer: int, rows: PhysicalRows) -> Tensor:
         """Whole rows ``(m, elements)``, latent part first; a copy. Errors: as the read of parts."""
         self._require_rows(rows)
-        return self.buffer[self._layer(layer)][rows.ids.to(self.device)].view(self.dtype)
+        return self.codec.decode(self.buffer[self._layer(layer)][rows.ids.to(self.device)])
+
+    def fill(self, rows: PhysicalRows, value: float) -> None:
+        """Overwrite rows of all layers with one value, its scale 1: freed rows, and faults."""
+        self._require_rows(rows)
+        self.buffer[:, rows.ids.to(self.device)] = self.codec.filled(value, self.device)
 
     def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
         """Copy the rows of ``source`` slots to ``target`` slots, on the rank that owns both.
@@ -221,7 +224,7 @@ class MLATokenToKVPool:
 
     def audit(self) -> list[str]:
         """The broken laws: the padding page is never written, and the arena keeps its bound."""
-        broken = self.host.audit()
+        broken = self.host.audit() + self.codec.audit(self.buffer)
         padding = self.buffer[:, : self.row_layout.first_row]
         if bool(padding.view(torch.uint8).any()):
             broken.append(f"the padding page of rank {self.rank} was written")
@@ -253,8 +256,8 @@ class MLATokenToKVPool:
         self, layer: int, elements: Tensor, rows: Tensor, n: int, k_nope: Tensor, k_rope: Tensor
     ) -> None:
         widths = (self.kv_lora_rank, self.qk_rope_head_dim)
-        packed = pack_rows(k_nope, k_rope, n, widths, elements, self.dtype)
-        self.buffer[self._layer(layer)][rows] = packed.view(self.buffer.dtype)
+        packed = pack_rows(k_nope, k_rope, n, widths, elements, self.codec.taken)
+        self.buffer[self._layer(layer)][rows] = self.codec.encode(packed)
 
     def _layer(self, layer: int) -> int:
         layer = require_index("layer", layer)

@@ -158,6 +158,7 @@ class UnifiedKVPool(MLATokenToKVPool):
         kv_lora_rank: int = 512,
         qk_rope_head_dim: int = 64,
         dtype: torch.dtype = torch.bfloat16,
+        scaled: bool = False,
         device: str | torch.device = "cpu",
         host: HostArena | None = None,
     ) -> None:
@@ -169,6 +170,7 @@ class UnifiedKVPool(MLATokenToKVPool):
             kv_lora_rank=kv_lora_rank,
             qk_rope_head_dim=qk_rope_head_dim,
             dtype=dtype,
+            scaled=scaled,
             device=device,
             host=host,
         )

@@ -29,7 +29,8 @@ class ModelPools:
         shape: of the model.
         layout: the two index spaces.
         requests: how many requests may hold a state at once.
-        dtype: of the rows. State is float32 whatever the model computes in.
+        dtype: of the rows; fp8 rows have a float32 scale each (``pool.scales``). State is float32
+            whatever the model computes in.
         host_bytes: host memory for the backups of each rank; None means no bound.
     """
 
@@ -52,6 +53,7 @@ class ModelPools:
                 kv_lora_rank=shape.kv_lora_rank,
                 qk_rope_head_dim=shape.qk_rope_head_dim,
                 dtype=dtype,
+                scaled=dtype.itemsize == 1,
                 device=device,
                 host=HostArena(host_bytes, grain=_GRAIN),
             )
@@ -97,8 +99,7 @@ class ModelPools:
     def fill(self, slots: WidenedSlots, value: float) -> None:
         """Overwrite the rows of slots on every rank: what a freed row may hold is no one's."""
         for pool in self.ranks:
-            stored = torch.full((1,), value).to(pool.dtype).to(pool.device)
-            pool.buffer[:, pool.resolve(slots).ids] = stored.view(pool.buffer.dtype)
+            pool.fill(pool.resolve(slots), value)
 
     def audit(self) -> list[str]:
         """The broken laws of all pools."""

@@ -64,8 +64,6 @@ class Step:
         part of each row first."""
         shard = self.plan.shards[rank]
         stored = self.pools.ranks[rank].get_rows(self.pools.dense[layer], shard.rows)
-        if stored.element_size() == 1:
-            stored = stored.float()  # fp8 has too few kernels to be computed with
         if self.select_padding and shard.padding is not None:
             stored.index_fill_(0, shard.padding, 0)
         # The width is named: a rank that holds nothing yet has no elements to infer it from.

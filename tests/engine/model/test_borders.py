@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 
 from kvlab.engine.model import (
     NAME,
+    Form,
     ShardedModel,
     StepCache,
     dcp_attention,
@@ -122,15 +123,17 @@ def test_a_prefill_may_start_where_another_ended() -> None:
     torch.testing.assert_close(got, want, atol=1e-5, rtol=0)
 
 
-def test_fp8_rows_are_near_the_exact_logits_and_not_equal() -> None:
+@pytest.mark.parametrize("form", ["absorbed", "expanded"])
+def test_fp8_rows_are_near_the_exact_logits_and_not_equal(form: Form) -> None:
     tokens = prompt(8, 40)
     sharded = ShardedModel(
-        model("deepseek-v3"), layout(4, 2, 40), requests=1, kv_dtype=torch.float8_e4m3fn
+        model("deepseek-v3"), layout(4, 2, 40), requests=1, kv_dtype=torch.float8_e4m3fn, form=form
     )
     placed = Placed(sharded, [40])
     got = sharded.prefill(tokens, placed.slots(0), None, keep=0)
     apart = (got - library_logits("deepseek-v3", tokens, 40)).abs()
     assert 1e-4 < float(apart.mean()) < 0.1
+    assert bool((sharded.pools.ranks[3].scales[:, 2:] > 0).any())
 
 
 def test_a_snapshot_names_the_first_row_and_the_state_that_differ() -> None:

@@ -41,11 +41,16 @@ def play(
     batch_invariant: bool = True,
     cells_of: type[ModelCells] = ModelCells,
     verify: bool = True,
+    kv_dtype: torch.dtype | None = None,
     **rules: Any,
 ) -> tuple[ModelCells, RunResult]:
     """Run the requests on a node; freed rows become NaN, all is checked after each step."""
     sharded = ShardedModel(
-        model(kind), config.layout, requests=len(requests), batch_invariant=batch_invariant
+        model(kind),
+        config.layout,
+        requests=len(requests),
+        batch_invariant=batch_invariant,
+        kv_dtype=kv_dtype,
     )
     cells = cells_of(sharded, prompts(requests), poison=NAN, verify=verify, **rules)
     node = StepNode(config, cells, check_every_step=True)
@@ -122,6 +127,36 @@ def test_the_schedule_of_the_examples_below_retracts_and_resumes_many_times(kind
     shaken, result = play(kind, REQUESTS, FORCED)
     assert result.counters.resumed_requests == result.counters.retracted_requests >= 8
     assert said(shaken) == said(calm)
+
+
+@pytest.mark.parametrize("handover", [False, True])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_law_holds_for_rows_of_every_dtype(kv_dtype: torch.dtype, handover: bool) -> None:
+    rules: dict[str, Any] = {"kv_dtype": kv_dtype, "handover": handover}
+    calm, _ = play("kimi-moe", REQUESTS, roomy(FORCED), **rules)
+    shaken, result = play("kimi-moe", REQUESTS, FORCED, **rules)
+    assert result.counters.resumed_requests > 0
+    assert said(shaken) == said(calm)
+
+
+class ScalesLeftBehind(ModelCells):
+    """fp8 rows come back, their scales do not: those of who had the rows before are left."""
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        ranks = self.sharded.pools.ranks
+        left = [(pool.resolve(slots).ids, pool.scales.clone()) for pool in ranks]
+        super().restore(rid, backups, slots)
+        for pool, (rows, scales) in zip(ranks, left, strict=True):
+            pool.scales[:, rows] = scales[:, rows]
+
+
+def test_scales_that_are_not_restored_are_named_by_the_check_and_seen_in_the_logprobs() -> None:
+    rules: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn, "cells_of": ScalesLeftBehind}
+    with pytest.raises(PoolError, match=r"request \d must come back as it left: layer"):
+        play("kimi-dense", REQUESTS, FORCED, **rules)
+    calm, _ = play("kimi-dense", REQUESTS, roomy(FORCED), **rules)
+    wrong, _ = play("kimi-dense", REQUESTS, FORCED, verify=False, **rules)
+    assert said(wrong) != said(calm)
 
 
 def test_in_common_forwards_it_holds_up_to_rounding_and_not_bit_for_bit() -> None:
