@@ -39,7 +39,7 @@ LIBRARIES = {
     "ops": {"torch", "triton"},
     "ranks": {"torch"},
     "memory": {"torch", "numpy", "pandas"},
-    "engine": {"torch", "numpy", "pandas", "transformers"},
+    "engine": {"torch", "numpy", "pandas", "transformers", "safetensors"},
     "lab": {"torch", "numpy", "pandas", "joblib", "tqdm", "pyarrow"},
     "viz": {"torch", "numpy", "pandas", "matplotlib", "ipywidgets", "IPython"},
 }
