@@ -7,7 +7,7 @@ of 100 steps the first two run at 50 % and 100 %, step 51 at 55 %, and the last 
 
 import json
 import math
-import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -113,12 +113,11 @@ def train(
 def save(model: Any, folder: Path) -> None:
     """Config and weights in the library's own format, each file whole or not at all: a training
     that is killed while it writes leaves the files of the step before."""
-    part = folder / f".part-{os.getpid()}"
-    model.save_pretrained(part)
-    for file in sorted(part.iterdir()):
-        file.chmod(0o644)  # weights are written for their owner alone
-        file.replace(folder / file.name)
-    part.rmdir()
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as part:
+        model.save_pretrained(part)
+        for file in sorted(Path(part).iterdir()):
+            file.chmod(0o644)  # the library writes weights for their owner alone
+            file.replace(folder / file.name)
 
 
 def _line(

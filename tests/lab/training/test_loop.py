@@ -1,0 +1,114 @@
+"""The loop: the rate's course, who trains what, a log that says what it was, and whole files."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from kvlab.engine.model.tiny import new_tiny_model
+from kvlab.lab.training.corpus import Corpus
+from kvlab.lab.training.loop import LOG, Recipe, factor, optimizers, save, smoke, train
+from kvlab.lab.training.measure import CHANCE, bits_per_byte, recall_score, window_bits
+
+
+@given(st.integers(2, 5000))
+def test_the_rate_rises_to_all_of_it_and_falls_to_a_tenth(steps: int) -> None:
+    course = [factor(step, steps) for step in range(steps)]
+    warm = max(1, steps // 50)
+    assert course[warm - 1] == 1.0 == max(course)
+    assert all(a < b for a, b in pairwise(course[:warm]))
+    falling = course[warm - 1 :]
+    assert all(a >= b for a, b in pairwise(falling))
+    assert all(share >= 0.1 for share in falling)
+    assert factor(steps, steps) == pytest.approx(0.1)
+
+
+def test_the_rate_of_the_worked_example() -> None:
+    shares = [factor(step, 100) for step in (0, 1, 51, 99)]
+    assert [round(share, 2) for share in shares] == [0.5, 1.0, 0.55, 0.1]
+
+
+def test_every_weight_is_trained_by_one_optimizer_matrices_of_layers_by_muon() -> None:
+    model = new_tiny_model(1)
+    muon, adam = optimizers(model, Recipe())
+    sets = [{id(p) for group in o.param_groups for p in group["params"]} for o in (muon, adam)]
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert sets[0] | sets[1] == set(names)
+    assert not sets[0] & sets[1]
+    assert all(".layers." in names[p] for p in sets[0])
+    assert "model.embed_tokens.weight" in {names[p] for p in sets[1]}
+    assert sum(model.get_parameter(names[p]).numel() for p in sets[0]) > 800_000
+
+
+def test_a_log_names_recipe_and_corpus_and_the_loss_falls(
+    tmp_path: Path, source: NDArray[np.uint8]
+) -> None:
+    corpus = Corpus(source, source[:400], {"text": "letters"})
+    recipe = replace(smoke(seed=5), steps=8, every=4, length=160)
+    told: list[tuple[int, int]] = []
+    lines = train(new_tiny_model(5), corpus, recipe, tmp_path, lambda *at: told.append(at))
+    header, *rows = [json.loads(row) for row in (tmp_path / LOG).read_text().splitlines()]
+    assert header["recipe"] == {**header["recipe"], "steps": 8, "seed": 5, "length": 160}
+    assert header["corpus"] == {"text": "letters"}
+    assert rows == lines
+    assert [(row["step"], row["tokens"]) for row in rows] == [(4, 2560), (8, 5120)]
+    assert rows[1]["held_out_bits_per_byte"] < rows[0]["held_out_bits_per_byte"] < 8
+    assert told == [(step, 8) for step in range(1, 9)]
+
+
+def test_saved_files_replace_those_of_the_step_before_and_leave_no_part(tmp_path: Path) -> None:
+    class Saves:
+        def __init__(self, text: str) -> None:
+            self.text = text
+
+        def save_pretrained(self, folder: str) -> None:
+            (Path(folder) / "model.safetensors").write_text(self.text)
+            if self.text == "killed":
+                raise KeyboardInterrupt
+
+    save(Saves("one"), tmp_path)
+    save(Saves("two"), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    with pytest.raises(KeyboardInterrupt):
+        save(Saves("killed"), tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.safetensors"]
+    assert (tmp_path / "model.safetensors").read_text() == "two"
+
+
+def even(tokens: torch.Tensor) -> torch.Tensor:
+    """The same logit for every byte."""
+    return torch.zeros(*tokens.shape, 256)
+
+
+def knows_the_next(tokens: torch.Tensor) -> torch.Tensor:
+    """Sure of the byte that comes."""
+    made = torch.nn.functional.one_hot(tokens.roll(-1, dims=1), 256)
+    return made.float() * 100
+
+
+def test_bits_a_byte_are_8_for_a_model_that_knows_nothing_and_0_for_one_that_knows_all(
+    source: NDArray[np.uint8],
+) -> None:
+    ask: dict[str, Any] = {"sequences": 10, "length": 64}
+    assert bits_per_byte(even, source, **ask) == pytest.approx(8.0)
+    assert bits_per_byte(knows_the_next, source, **ask) == pytest.approx(0.0, abs=1e-6)
+    few = window_bits(knows_the_next, source, sequences=3, length=64)
+    assert few == window_bits(knows_the_next, source, sequences=10, length=64)[:3]
+
+
+def test_recall_is_all_for_a_model_that_knows_and_none_for_one_that_says_another_byte(
+    source: NDArray[np.uint8],
+) -> None:
+    ask: dict[str, Any] = {"sequences": 3, "length": 300, "pairs": 5}
+    assert recall_score(knows_the_next, source, **ask) == 1.0
+    assert recall_score(even, source, **ask) == 0.0  # byte 0 is ranked first
+    assert CHANCE == 1 / 16
