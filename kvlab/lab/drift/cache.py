@@ -1,0 +1,107 @@
+"""Finished runs in a folder: one file each, written whole or not at all, made again if damaged.
+
+A file is an ``.npz`` of plain arrays (never pickled) under a hash of all that decides them: the
+request, the model's files, the prompts, the code and the libraries.
+"""
+
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvlab
+from kvlab.errors import StudyError
+
+Arrays = dict[str, NDArray[np.generic]]
+Note = Callable[[str], None]
+#: Below this size a model's file is hashed whole; of a larger one its two ends are.
+WHOLE = 2**26
+_CODE = ("index", "attn", "memory", "engine")
+_OWN = ("cells.py", "conditions.py", "defects.py", "metrics.py", "node.py", "prompts.py", "run.py")
+
+
+class RunCache:
+    """Runs in ``folder``. Errors: StudyError for a folder that cannot be written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with _writable(folder):  # asked before the work, not after the first run
+            folder.mkdir(parents=True, exist_ok=True)
+            probe = folder / f"{os.getpid()}.part"
+            probe.touch()
+            probe.unlink()
+
+    def path(self, key: str) -> Path:
+        """Where a run is kept."""
+        return self.folder / f"{key}.npz"
+
+    def read(self, key: str, names: frozenset[str], note: Note | None = None) -> Arrays | None:
+        """The arrays ``names`` of a run; None where it is missing or damaged (``note`` is told)."""
+        path = self.path(key)
+        if not path.is_file():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as kept:
+                if set(kept.files) != names:
+                    raise ValueError(f"it holds {', '.join(kept.files) or 'nothing'}")
+                return {name: kept[name] for name in kept.files}
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            if note is not None:
+                note(f"{path.name} is damaged ({type(error).__name__}: {error}) and is made again")
+            return None
+
+    def write(self, key: str, arrays: Arrays) -> None:
+        """Keep a run. Errors: StudyError."""
+        part = self.folder / f"{key}.{os.getpid()}.part"
+        with _writable(self.folder):
+            with part.open("wb") as out:
+                np.savez(out, **arrays)  # type: ignore[arg-type]  # the stub has a keyword of it
+            part.replace(self.path(key))
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(
+            f"a cache is a folder that can be written: {str(folder)!r} gives "
+            f"{error.strerror or error}; name another folder, or none"
+        ) from None
+
+
+@lru_cache
+def code_digest() -> str:
+    """SHA-256 over the sources and the libraries that decide a run."""
+    root = Path(kvlab.__file__).parent
+    digest = hashlib.sha256()
+    sources = sorted(p for name in _CODE for p in (root / name).rglob("*.py"))
+    own = [Path(__file__).parent / name for name in _OWN]
+    for path in [*sources, *own, root / "lab" / "before_fix.py"]:
+        digest.update(path.read_bytes())
+    for library in ("torch", "transformers"):
+        digest.update(metadata.version(library).encode())
+    return digest.hexdigest()
+
+
+def model_digest(folder: Path) -> str:
+    """SHA-256 over the config and the weights: sizes and contents, of a large file its two ends."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            if size <= WHOLE:
+                digest.update(file.read())
+            else:
+                digest.update(file.read(WHOLE // 2))
+                file.seek(-WHOLE // 2, os.SEEK_END)
+                digest.update(file.read())
+    return digest.hexdigest()

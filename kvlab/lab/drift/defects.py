@@ -1,0 +1,132 @@
+"""The defects that public threads report around retraction, one entry each, all off by default.
+
+An entry says what the defect does and where it can act; ``cells`` does it. At c = 1 a widened id is
+a row and a merge has nothing to merge, so five of the entries cannot act there, whatever the load.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Reach = Literal["any c", "c > 1"]
+Schedule = Literal["calm", "forced", "natural"]
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One defect.
+
+    Fields: ``name`` as in conditions ``defect:<name>``; ``title`` for people; ``source``: the
+    thread that reports it (*reported*), or why it is here; ``hypothetical``: no thread reports it;
+    ``what`` it does here; ``acts_at``: the DCP sizes at which it can change anything;
+    ``schedule``: which retractions show it; ``dtypes``: of the study in which it is run;
+    ``on_node``: prompts are prefilled on the decode node's ranks, without a hand-over.
+    """
+
+    name: str
+    title: str
+    source: str
+    what: str
+    acts_at: Reach
+    hypothetical: bool = False
+    schedule: Schedule = "forced"
+    dtypes: tuple[str, ...] = ("float32",)
+    on_node: bool = False
+
+    def can_act(self, dcp_size: int) -> bool:
+        """Whether it can change anything at that DCP size."""
+        return self.acts_at == "any c" or dcp_size > 1
+
+
+DEFECTS = (
+    Defect(
+        "widened_as_rows",
+        "widened ids as rows",
+        "sglang#38645",
+        "backup and restore index every rank's buffer with widened ids, without taking the rank's "
+        "own and dividing by c",
+        "c > 1",
+        dtypes=("float32", "bfloat16"),
+    ),
+    Defect(
+        "translated_twice",
+        "translated twice",
+        "sglang#39487 (what write_loc_is_dcp_resolved guards against)",
+        "ids that are rows already are translated again: every c-th of them, divided by c",
+        "c > 1",
+    ),
+    Defect(
+        "state_not_restored",
+        "KDA state not restored",
+        "sglang#35957",
+        "the rows come back, the recurrent state is the zeros of a new slot",
+        "any c",
+    ),
+    Defect(
+        "state_stale",
+        "KDA state of another",
+        "variant of sglang#35957: which state a slot holds is not in the thread",
+        "the rows come back, the recurrent state is what the slot's last user left",
+        "any c",
+        hypothetical=True,
+    ),
+    Defect(
+        "snapshot_ahead",
+        "snapshot one token ahead",
+        "sglang#39743",
+        "the state was saved one token ahead of the token history: the newest token runs twice",
+        "any c",
+    ),
+    Defect(
+        "snapshot_behind",
+        "snapshot one token behind",
+        "mirror of sglang#39743",
+        "the state was saved before the last cached token ran, whose row is not there either",
+        "any c",
+        hypothetical=True,
+    ),
+    Defect(
+        "old_rows",
+        "restored into the old rows",
+        "a restore that keeps the ids of the backup",
+        "rows are written where the request lay, which others may hold by now, and not to its new "
+        "place",
+        "any c",
+        hypothetical=True,
+    ),
+    Defect(
+        "nan_padding",
+        "NaN in the padding row",
+        "sglang#36207",
+        "row 0 of every rank is NaN from the first retraction on, and padding is multiplied by 0 "
+        "where it should be selected away",
+        "any c",
+    ),
+    Defect(
+        "scales_lost",
+        "scales not restored",
+        "by reading MLATokenToKVPoolFP4, whose CPU copy moves the rows alone",
+        "quantised rows come back, their scales stay what the new rows had",
+        "any c",
+        dtypes=("fp8",),
+    ),
+    Defect(
+        "wrong_log_base",
+        "wrong log base in the merge",
+        "sglang#33926, sglang#34240",
+        "lse in nats is merged as if it were in base 2",
+        "c > 1",
+    ),
+    Defect(
+        "empty_lse_zero",
+        "empty shard with lse 0",
+        "sglang#33321",
+        "a rank without rows reports lse 0 instead of -inf, so its zeros take part in the merge",
+        "c > 1",
+        on_node=True,
+    ),
+)
+
+
+def defect(name: str) -> Defect:
+    """The defect of that name. Errors: KeyError."""
+    return {found.name: found for found in DEFECTS}[name]
