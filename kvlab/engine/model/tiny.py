@@ -14,9 +14,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from transformers import KimiLinearConfig, KimiLinearForCausalLM
+from transformers import KimiLinearConfig, KimiLinearForCausalLM, PreTrainedModel
 from transformers.models.kimi_linear import modeling_kimi_linear as library
 
+# What ``load_model`` returns, for layers that may not import transformers.
+Model = PreTrainedModel
 # Called as the library calls its own ``chunk_kimi_delta_attention``: outputs, and the last state.
 ChunkKda = Callable[..., tuple[Tensor, Tensor | None]]
 

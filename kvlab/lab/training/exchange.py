@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from kvlab.engine.model import ShardedModel
+from kvlab.engine.model.tiny import Model
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.training.corpus import Bytes, question
@@ -123,7 +123,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-def logits_after(model: PreTrainedModel, asked: Questions, change: Change) -> Tensor:
+def logits_after(model: Model, asked: Questions, change: Change) -> Tensor:
     """Logits ``(N, n - prompt, 256)`` of the bytes behind the prompt, after ``change``.
 
     The model's attention is kvlab's from here on, see ``ShardedModel``.
@@ -142,7 +142,7 @@ def right_bytes(logits: Tensor, asked: Questions) -> list[int]:
     return right
 
 
-def _group(model: PreTrainedModel, tokens: Tensor, prompt: int, change: Change) -> Tensor:
+def _group(model: Model, tokens: Tensor, prompt: int, change: Change) -> Tensor:
     requests, length = tokens.shape
     pages = requests * -(-length // (DCP_SIZE * PAGE_SIZE))
     layout = DcpLayout(DCP_SIZE, PAGE_SIZE, pages)

@@ -21,10 +21,9 @@ from typing import Any
 
 import pandas as pd
 import torch
-from transformers import PreTrainedModel
 
 from kvlab.engine.model import load_model
-from kvlab.engine.model.tiny import new_tiny_model, training_kda
+from kvlab.engine.model.tiny import Model, new_tiny_model, training_kda
 from kvlab.errors import StudyError
 from kvlab.lab.origin import collect_origin
 from kvlab.lab.training.corpus import Corpus, read_corpus
@@ -98,7 +97,7 @@ def finish(folder: Path, sample: Sample, corpus: Corpus | None = None) -> None:
     (folder / MEASURED).write_text(f"{{\n{body}\n}}\n", encoding="utf-8")
 
 
-def measure(model: PreTrainedModel, corpus: Corpus, sample: Sample) -> dict[str, Any]:
+def measure(model: Model, corpus: Corpus, sample: Sample) -> dict[str, Any]:
     """Held-out loss (plain logits), and recall under each change of ``exchange`` (the engine)."""
     bits = window_bits(
         plain_logits(model), corpus.held_out, sequences=sample.windows, length=sample.length
