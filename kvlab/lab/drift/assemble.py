@@ -70,6 +70,7 @@ def _data(find: Find, known: Condition, dcp_size: int, dtype: str) -> RunData:
         tuple(np.split(run["rank"].astype(np.int64), cuts)),
         None if free is None else _cut(free["token"], reference["length"]),
         tuple(events_of(run["events"])),
+        (int(run["restores"][0]), int(run["restores"][1])),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kvlab.attn import Partial, merge_partials
 from kvlab.engine.model import ModelCells, ShardedModel
+from kvlab.errors import PoolError
 from kvlab.index import WidenedSlots
 from kvlab.lab import before_fix
 from kvlab.memory import KvBackup, MLATokenToKVPool
@@ -22,7 +23,27 @@ Copies = list[list[list[Tensor]]]
 State = tuple[Tensor, Tensor]
 
 
-class _Displaced(ModelCells):
+class Verified(ModelCells):
+    """The right cells. What comes back is compared bit by bit with what was given up, and counted
+    instead of refused: ``same`` and ``different`` restores."""
+
+    def __init__(self, *given: Any, **rules: Any) -> None:
+        super().__init__(*given, verify=True, **rules)
+        self.same = self.different = 0
+
+    def check(self, rid: int, slots: WidenedSlots) -> None:
+        """Count where a restore is due to be compared; else as the right cells."""
+        due = rid in self._given_up
+        try:
+            super().check(rid, slots)
+            self.same += due
+        except PoolError:
+            if not due:
+                raise
+            self.different += 1
+
+
+class _Displaced(Verified):
     """What the index defects share: rows are put back where ``_ids`` says, and not where they
     belong. Copies are made and written as upstream does it, per layer and chunk."""
 
@@ -63,7 +84,7 @@ class TranslatedTwice(_Displaced):
         return rows if size == 1 else rows[pool.rank :: size] // size
 
 
-class OldRows(ModelCells):
+class OldRows(Verified):
     """Rows go to the slots that the request gave up, whoever holds them now."""
 
     def __init__(self, *given: Any, **rules: Any) -> None:
@@ -82,7 +103,7 @@ class OldRows(ModelCells):
         put_rows(self.sharded, self._old.pop(rid), right)
 
 
-class StateNotRestored(ModelCells):
+class StateNotRestored(Verified):
     """The state slot stays as ``alloc`` gives it: zeros."""
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
@@ -91,7 +112,7 @@ class StateNotRestored(ModelCells):
         put_state(self, rid, (torch.zeros_like(conv), torch.zeros_like(temporal)))
 
 
-class StateStale(ModelCells):
+class StateStale(Verified):
     """The state slot keeps what its last user left, who may be the request itself."""
 
     def __init__(self, *given: Any, **rules: Any) -> None:
@@ -109,7 +130,7 @@ class StateStale(ModelCells):
         put_state(self, rid, self._left.get(self._held[rid].state, fresh))
 
 
-class SnapshotAhead(ModelCells):
+class SnapshotAhead(Verified):
     """After a restore the newest token runs twice, so the state has it twice. Its row is written
     to one place both times, which is why rows alone would not show it."""
 
@@ -131,7 +152,7 @@ class SnapshotAhead(ModelCells):
         super().write(rids, positions, slots)
 
 
-class SnapshotBehind(ModelCells):
+class SnapshotBehind(Verified):
     """The state lacks the last cached token, and so does its row."""
 
     def __init__(self, *given: Any, **rules: Any) -> None:
@@ -160,7 +181,7 @@ class SnapshotBehind(ModelCells):
         put_state(self, rid, self._saved.pop(rid))
 
 
-class NanPadding(ModelCells):
+class NanPadding(Verified):
     """The padding row of every rank is NaN from the first retraction on."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
@@ -170,7 +191,7 @@ class NanPadding(ModelCells):
         return made
 
 
-class ScalesLost(ModelCells):
+class ScalesLost(Verified):
     """Quantised rows come back, their scales stay what the new rows had."""
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
@@ -194,7 +215,7 @@ def empty_lse_zero(partials: Sequence[Partial]) -> Partial:
     )
 
 
-CELLS: Mapping[str, type[ModelCells]] = {
+CELLS: Mapping[str, type[Verified]] = {
     "widened_as_rows": WidenedAsRows,
     "translated_twice": TranslatedTwice,
     "old_rows": OldRows,

@@ -19,7 +19,8 @@ class Defect:
     thread that reports it (*reported*), or why it is here; ``hypothetical``: no thread reports it;
     ``what`` it does here; ``acts_at``: the DCP sizes at which it can change anything;
     ``schedule``: which retractions show it; ``dtypes``: of the study in which it is run;
-    ``on_node``: prompts are prefilled on the decode node's ranks, without a hand-over.
+    ``on_node``: prompts are prefilled on the decode node's ranks, without a hand-over;
+    ``tell_apart``: a measurement on a real server that would show this one and no other.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Defect:
     source: str
     what: str
     acts_at: Reach
+    tell_apart: str
     hypothetical: bool = False
     schedule: Schedule = "forced"
     dtypes: tuple[str, ...] = ("float32",)
@@ -45,6 +47,8 @@ DEFECTS = (
         "backup and restore index every rank's buffer with widened ids, without taking the rank's "
         "own and dividing by c",
         "c > 1",
+        "log the largest id of a backup and the rows of a buffer: ids beyond 1/c of the slots "
+        "raise",
         dtypes=("float32", "bfloat16"),
     ),
     Defect(
@@ -53,6 +57,7 @@ DEFECTS = (
         "sglang#39487 (what write_loc_is_dcp_resolved guards against)",
         "ids that are rows already are translated again: every c-th of them, divided by c",
         "c > 1",
+        "count the rows that a rank saves: 1/c of what it owns",
     ),
     Defect(
         "state_not_restored",
@@ -60,6 +65,8 @@ DEFECTS = (
         "sglang#35957",
         "the rows come back, the recurrent state is the zeros of a new slot",
         "any c",
+        "a checksum of the recurrent state before the backup and after the restore differs in "
+        "every restored request, and a model without linear attention shows nothing",
     ),
     Defect(
         "state_stale",
@@ -67,6 +74,8 @@ DEFECTS = (
         "variant of sglang#35957: which state a slot holds is not in the thread",
         "the rows come back, the recurrent state is what the slot's last user left",
         "any c",
+        "log the state slot before and after: only requests whose slot another used in "
+        "between are wrong",
         hypothetical=True,
     ),
     Defect(
@@ -75,6 +84,8 @@ DEFECTS = (
         "sglang#39743",
         "the state was saved one token ahead of the token history: the newest token runs twice",
         "any c",
+        "turn the overlap of scheduling and forward off (--disable-overlap-schedule): it "
+        "vanishes, and with it on every restored request is off from its first token",
     ),
     Defect(
         "snapshot_behind",
@@ -82,6 +93,8 @@ DEFECTS = (
         "mirror of sglang#39743",
         "the state was saved before the last cached token ran, whose row is not there either",
         "any c",
+        "the same switch as for one ahead, but the output repeats its last token instead of "
+        "skipping one",
         hypothetical=True,
     ),
     Defect(
@@ -91,6 +104,8 @@ DEFECTS = (
         "rows are written where the request lay, which others may hold by now, and not to its new "
         "place",
         "any c",
+        "log the slots of backup and restore: requests that were never retracted are wrong "
+        "too, those that took the old slots",
         hypothetical=True,
     ),
     Defect(
@@ -100,6 +115,8 @@ DEFECTS = (
         "row 0 of every rank is NaN from the first retraction on, and padding is multiplied by 0 "
         "where it should be selected away",
         "any c",
+        "count NaN logits: requests that were never retracted have them, and all say one and "
+        "the same token",
     ),
     Defect(
         "scales_lost",
@@ -107,6 +124,7 @@ DEFECTS = (
         "by reading MLATokenToKVPoolFP4, whose CPU copy moves the rows alone",
         "quantised rows come back, their scales stay what the new rows had",
         "any c",
+        "run the same with unquantised KV: it vanishes",
         dtypes=("fp8",),
     ),
     Defect(
@@ -115,6 +133,7 @@ DEFECTS = (
         "sglang#33926, sglang#34240",
         "lse in nats is merged as if it were in base 2",
         "c > 1",
+        "compare with c = 1 without any retraction: all requests differ",
     ),
     Defect(
         "empty_lse_zero",
@@ -122,6 +141,7 @@ DEFECTS = (
         "sglang#33321",
         "a rank without rows reports lse 0 instead of -inf, so its zeros take part in the merge",
         "c > 1",
+        "prompts prefilled on the decode node differ, those handed over do not",
         on_node=True,
     ),
 )

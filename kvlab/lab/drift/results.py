@@ -25,7 +25,14 @@ SUMMARY = (
     *KEY,
     *("requests", "tokens", "max_abs_dlogprob", "mean_abs_dlogprob", "p99_abs_dlogprob", "kl"),
     *("repetition_rate", "diverged_requests", "repeating_requests", "retractions", "nan_tokens"),
-    *("not_first", "restored_requests", "drifting_restored", "repeating_restored"),
+    *(
+        "not_first",
+        "restores",
+        "restores_different",
+        "restored_requests",
+        "drifting_restored",
+        "repeating_restored",
+    ),
     *("collateral_requests", "median_onset", "max_from_fixed", "floor", "label"),
 )
 REQUESTS = (

@@ -8,8 +8,11 @@ falls into loops by itself, and those would drown the loops that a defect makes.
 The reference: one rank, no retraction, one request a forward (``batch_invariant``), same dtype.
 """
 
+import logging
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -21,7 +24,6 @@ from kvlab.attn import merge_partials
 from kvlab.engine.model import (
     Forced,
     Greedy,
-    ModelCells,
     Prefilled,
     Sampler,
     Seeded,
@@ -30,7 +32,7 @@ from kvlab.engine.model import (
 )
 from kvlab.engine.scheduler import StepNode
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.lab.drift.cells import CELLS, MERGES
+from kvlab.lab.drift.cells import CELLS, MERGES, Verified
 from kvlab.lab.drift.conditions import Condition, condition
 from kvlab.lab.drift.events import as_array
 from kvlab.lab.drift.metrics import divergence, rank_of
@@ -106,7 +108,7 @@ def forced_run(
 ) -> Arrays:
     """One token an element, request after request: ``logprob`` float32 of the reference's token,
     ``kl`` float32 (nats), ``rank`` int32; ``events`` int32 ``(events, 4)``: step, kind, request, KV
-    tokens."""
+    tokens; ``restores`` int32 ``(2,)``: those that came back as they left, and the others."""
     total = sum(len(output) for output in reference.tokens)
     made = {
         "logprob": np.zeros(total, np.float32),
@@ -130,7 +132,8 @@ def forced_run(
     }
     cells = _cells(setting, known, dcp_size, dtype, Forced(streams))
     cells.watch = watch
-    return {**made, "events": _play(setting, known, dcp_size, cells)}
+    events = _play(setting, known, dcp_size, cells)
+    return {**made, "events": events, "restores": np.array([cells.same, cells.different], np.int32)}
 
 
 def free_run(setting: Setting, known: Condition, dcp_size: int, dtype: str) -> Arrays:
@@ -155,7 +158,7 @@ def _cells(
     sampler: Sampler,
     *,
     batch_invariant: bool = False,
-) -> ModelCells:
+) -> Verified:
     kept = _loaded(setting.model, dtype, setting.prompts)
     name = known.defect.name if known.defect is not None else ""
     config = node_config(known, dcp_size, setting.prompts, setting.running)
@@ -170,20 +173,16 @@ def _cells(
     )
     _warm(sharded, kept, setting.prompts)
     on_node = known.defect is not None and known.defect.on_node
-    return CELLS.get(name, ModelCells)(
+    return CELLS.get(name, Verified)(
         sharded,
         dict(enumerate(setting.prompts.tokens)),
         sampler=sampler,
         handover=not on_node,
         prefilled=None if on_node else kept.prefilled,
-        # With the fix, what comes back is compared bit by bit with what was given up.
-        verify=known.defect is None,
     )
 
 
-def _play(
-    setting: Setting, known: Condition, dcp_size: int, cells: ModelCells
-) -> NDArray[np.int32]:
+def _play(setting: Setting, known: Condition, dcp_size: int, cells: Verified) -> NDArray[np.int32]:
     config = node_config(known, dcp_size, setting.prompts, setting.running)
     done = StepNode(config, cells).run(setting.prompts.workload, record=True)
     return as_array(done.events)
@@ -201,7 +200,9 @@ class _Loaded:
 
 @lru_cache(maxsize=3)
 def _loaded(path: str, dtype: str, prompts: Prompts) -> _Loaded:
-    return _Loaded(load_model(path, COMPUTE[dtype]), Prefilled())
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it tells of kernels it lacks
+    with redirect_stderr(StringIO()):  # and draws a bar of its own
+        return _Loaded(load_model(path, COMPUTE[dtype]), Prefilled())
 
 
 def _warm(sharded: ShardedModel, kept: _Loaded, prompts: Prompts) -> None:

@@ -37,7 +37,7 @@ VIEWS = ("forced", "free")
 RUNNING = 20
 _NAMES = {
     "reference": frozenset({"token", "logprob", "logprobs", "length"}),
-    "forced": frozenset({"logprob", "kl", "rank", "events"}),
+    "forced": frozenset({"logprob", "kl", "rank", "events", "restores"}),
     "free": frozenset({"token", "logprob", "events"}),
 }
 

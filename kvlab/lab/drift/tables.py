@@ -30,13 +30,15 @@ MARGIN = 2.0
 @dataclass(frozen=True, slots=True, eq=False)
 class RunData:
     """One run, both views, cut by request: ``dlogprob`` and ``kl`` of each token, nats; ``rank``;
-    ``tokens`` drawn freely (None where that view was not run); ``events`` of the forced view."""
+    ``tokens`` drawn freely (None where that view was not run); ``events`` of the forced view;
+    ``restores``: how many came back bit-identical, and how many did not."""
 
     dlogprob: tuple[Floats, ...]
     kl: tuple[Floats, ...]
     rank: tuple[NDArray[np.int64], ...]
     tokens: tuple[tuple[int, ...], ...] | None
     events: tuple[Event, ...]
+    restores: tuple[int, int] = (0, 0)
 
 
 def restores(events: Sequence[Event], prompts: Sequence[int]) -> dict[int, list[int]]:
@@ -134,6 +136,8 @@ def summary_row(
         "retractions": int(requests["retractions"].sum()),
         "nan_tokens": int(np.isnan(drift).sum()),
         "not_first": float((ranks != 0).mean()),
+        "restores": sum(run.restores),
+        "restores_different": run.restores[1],
         "restored_requests": int(back.sum()),
         "drifting_restored": int(hit.sum()),
         "repeating_restored": int((repeating & back).sum()) if free else np.nan,

@@ -1,0 +1,145 @@
+"""The expectations of the study, each confirmed or refuted by its tables; nothing is typed in.
+
+The floor of a dtype is the largest |delta logprob| without retraction, over all DCP sizes. *Within
+the floor* means at most ``MARGIN`` times it: two maxima over the same noise differ by less.
+
+Worked example: floor 4e-6, forced_fixed at c = 4 has max 5e-6 (within: 1.2 times), forced_prefix
+0.1 (25,000 times): both expectations are confirmed. At 3e-4 the second would be refuted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from kvlab.lab.drift.conditions import CONDITIONS
+from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
+from kvlab.lab.drift.tables import MARGIN
+
+Outcome = Literal["confirmed", "refuted", "not measured"]
+#: By which factor the code before the fix is expected to leave the floor.
+FACTOR = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``claim``: the expectation; ``outcome``; ``evidence``: a sentence with the numbers."""
+
+    name: str
+    claim: str
+    outcome: Outcome
+    evidence: str
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        return f"{self.outcome}: {self.claim} ({self.evidence})"
+
+
+def verdicts(summary: pd.DataFrame) -> list[Verdict]:
+    """Every expectation, judged by the summary of a study (columns ``results.SUMMARY``)."""
+    found = [_restores(summary)]
+    for dtype in summary["dtype"].unique():
+        part = summary[summary["dtype"] == dtype]
+        for name in ("forced_fixed", "natural", "recompute"):
+            rows = part[part["condition"] == name]
+            if len(rows):
+                found.append(_within(rows, name, str(dtype)))
+        before = part[part["condition"] == "forced_prefix"]
+        if len(before):
+            found += [_beyond(before, str(dtype)), _nothing_at_one(before, str(dtype))]
+            found.append(_tolerance(before, str(dtype)))
+    found.append(_cannot_act(summary))
+    return found
+
+
+def _judge(
+    name: str, claim: str, rows: pd.DataFrame, holds: Callable[[pd.DataFrame], bool], says: str
+) -> Verdict:
+    if not len(rows):
+        return Verdict(name, claim, "not measured", "the study has no such run")
+    return Verdict(name, claim, "confirmed" if holds(rows) else "refuted", says)
+
+
+def _restores(summary: pd.DataFrame) -> Verdict:
+    rows = summary[summary["condition"].isin(["forced_fixed", "natural"])]
+    rows = rows[rows["restores"] > 0]
+    same, all_ = int((rows["restores"] - rows["restores_different"]).sum()), rows["restores"].sum()
+    return _judge(
+        "restored_bits",
+        "with the fix, rows and state come back bit-identical",
+        rows,
+        lambda x: bool((x["restores_different"] == 0).all()),
+        f"{same} of {int(all_)} restores, in {len(rows)} runs",
+    )
+
+
+def _within(rows: pd.DataFrame, name: str, dtype: str) -> Verdict:
+    ratio = rows["max_abs_dlogprob"] / rows["floor"]
+    return _judge(
+        f"{name}_within_floor_{dtype}",
+        f"{name} drifts within the floor at every c, {dtype}",
+        rows,
+        lambda x: bool((ratio <= MARGIN).all() and (x["nan_tokens"] == 0).all()),
+        f"at most {ratio.max():.3g} times the floor of {rows['floor'].max():.2g} nats, at c = "
+        f"{_sizes(rows)}",
+    )
+
+
+def _beyond(rows: pd.DataFrame, dtype: str) -> Verdict:
+    more = rows[rows["dcp_size"] > 1]
+    ratio = more["max_abs_dlogprob"] / more["floor"]
+    least = f"at least {ratio.min():,.3g} times the floor of {more['floor'].max():.2g} nats"
+    return _judge(
+        f"prefix_beyond_floor_{dtype}",
+        f"before the fix, drift is at least {FACTOR:.0f} times the floor at c > 1, {dtype}",
+        more,
+        lambda _: bool((ratio >= FACTOR).all()),
+        f"{least}, at c = {_sizes(more)}",
+    )
+
+
+def _nothing_at_one(rows: pd.DataFrame, dtype: str) -> Verdict:
+    one = rows[rows["dcp_size"] == 1]
+    return _judge(
+        f"prefix_nothing_at_1_{dtype}",
+        f"before the fix, nothing is different at c = 1, {dtype}",
+        one,
+        lambda x: bool((x["max_from_fixed"] == 0).all() and (x["nan_tokens"] == 0).all()),
+        f"largest difference from the run with the fix: {one['max_from_fixed'].max():.3g} nats",
+    )
+
+
+def _tolerance(rows: pd.DataFrame, dtype: str) -> Verdict:
+    more = rows[rows["dcp_size"] > 1]
+    top = ", ".join(
+        f"{x:.3g} at c = {c}"
+        for c, x in zip(more["dcp_size"], more["max_abs_dlogprob"], strict=True)
+    )
+    return _judge(
+        f"tolerance_sees_prefix_{dtype}",
+        f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats (upstream's PD test) sees the code before "
+        f"the fix at every c > 1, {dtype}",
+        more,
+        lambda x: bool((x["max_abs_dlogprob"] > UPSTREAM_TOLERANCE).all()),
+        f"max |Δℓ| {top}" if top else "",
+    )
+
+
+def _cannot_act(summary: pd.DataFrame) -> Verdict:
+    names = {c.name for c in CONDITIONS if c.defect is not None and not c.defect.can_act(1)}
+    rows = summary[summary["condition"].isin(names) & (summary["dcp_size"] == 1)]
+    # Without a hand-over the twin's prefill ran elsewhere; at c = 1 it is the same arithmetic.
+    top = rows["max_from_fixed"].max()
+    return _judge(
+        "no_reach_at_1",
+        "index and merge defects change nothing at c = 1",
+        rows,
+        lambda x: bool((x["max_from_fixed"] == 0).all() and (x["nan_tokens"] == 0).all()),
+        f"{rows['condition'].nunique()} conditions, largest difference {top:.3g} nats",
+    )
+
+
+def _sizes(rows: pd.DataFrame) -> str:
+    return ", ".join(str(c) for c in sorted(rows["dcp_size"].unique()))
