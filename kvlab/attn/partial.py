@@ -73,15 +73,20 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
         )
     wide = torch.float64 if kind == torch.float64 else torch.float32
     lse = torch.stack([p.lse.to(wide) for p in partials])
-    lse = torch.where(torch.isnan(lse) | (lse == math.inf), -math.inf, lse)
+    return merge_stacked(torch.stack([p.out for p in partials]), lse)
+
+
+def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
+    """As ``merge_partials``, of ``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``: ranks of
+    one process that were computed in one operation are merged without being taken apart."""
+    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    lse = torch.nan_to_num(lse.to(wide), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
     top = lse.amax(dim=0)
-    base = torch.where(top == -math.inf, 0.0, top)
-    weight = torch.exp(lse - base)
+    # Where a shard is not empty the largest weight is 1, so a total below 1 is a total of 0.
+    weight = torch.exp(lse - top.clamp_min(torch.finfo(wide).min))
     total = weight.sum(dim=0)
-    sure = torch.where(total > 0, total, 1.0)
-    share = torch.where(total > 0, weight / sure, 0.0)
-    out = torch.zeros_like(partials[0].out, dtype=wide)
-    for w, p in zip(share, partials, strict=True):
-        # Selected before the product, so that garbage reaches neither the value nor a gradient.
-        out = out + w[..., None] * torch.where(w[..., None] > 0, p.out.to(wide), 0.0)
-    return Partial(out.to(kind), torch.where(total > 0, base + torch.log(sure), -math.inf))
+    sure = total.clamp_min(1.0)
+    share = (weight / sure)[..., None]
+    # Selected before the product, so that garbage reaches neither the value nor a gradient.
+    merged = (share * torch.where(share > 0, out.to(wide), 0.0)).sum(dim=0)
+    return Partial(merged.to(out.dtype), torch.where(total > 0, top + torch.log(sure), -math.inf))

@@ -38,8 +38,9 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: f
     scores = (q @ k.transpose(-1, -2)) * scale
     scores = scores.masked_fill(~visible, -math.inf)
     top = scores.amax(dim=-1, keepdim=True)
-    weights = torch.exp(scores - torch.where(top == -math.inf, 0.0, top))
+    # Where a key is seen the largest weight is 1, so a total below 1 is a total of 0.
+    weights = torch.exp(scores - top.clamp_min(torch.finfo(wide).min))
     total = weights.sum(dim=-1, keepdim=True)
-    sure = torch.where(total > 0, total, 1.0)
-    lse = torch.where(total > 0, top + torch.log(sure), -math.inf)
-    return Partial((weights / sure) @ v, lse.squeeze(-1))
+    sure = total.clamp_min(1.0)
+    # An empty shard: top is -inf, and so is its lse.
+    return Partial((weights / sure) @ v, (top + torch.log(sure)).squeeze(-1))

@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
+from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
 from kvlab.index.layout import require_index, require_int, require_rank
 from kvlab.index.moves import localize_move, require_targets_once
@@ -22,7 +22,7 @@ from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.host import HostArena
-from kvlab.memory.plans import pack_rows, require_edition, write_plan
+from kvlab.memory.plans import pack_rows, require_own_rows, whole_rows, write_plan
 from kvlab.memory.rows import scatter_rows
 from kvlab.ranks import require_rank_here
 
@@ -152,6 +152,16 @@ class MLATokenToKVPool:
         self._require_rows(rows)
         return self.codec.decode(self.buffer[self._layer(layer)][rows.ids.to(self.device)])
 
+    def put_rows(self, layer: int, rows: PhysicalRows, values: Tensor) -> None:
+        """Store whole rows ``(m, elements)`` of any float dtype, latent part first, where they were
+        localized to: the plan of a step does that once for all layers.
+
+        Errors: PoolError for another shape; IndexSpaceError and RankMismatchError as a read.
+        """
+        self._require_rows(rows)
+        taken = whole_rows(values, len(rows), self.codec, self.device)
+        self.buffer[self._layer(layer)][rows.ids.to(self.device)] = self.codec.encode(taken)
+
     def fill(self, rows: PhysicalRows, value: float) -> None:
         """Overwrite rows of all layers with one value, its scale 1: freed rows, and faults."""
         self._require_rows(rows)
@@ -274,18 +284,7 @@ class MLATokenToKVPool:
 
     def _require_rows(self, rows: PhysicalRows) -> None:
         self._require_here()
-        given: object = rows
-        if not isinstance(given, PhysicalRows):
-            raise IndexSpaceError(
-                f"a read takes PhysicalRows, got {type(given).__name__}: a buffer has rows, not "
-                f"slots; call pool.resolve(slots) first"
-            )
-        if (given.rank, given.layout) != (self.row_rank, self.row_layout):
-            raise RankMismatchError(
-                f"rows of rank {given.rank} ({given.layout}) cannot index the pool of rank "
-                f"{self.row_rank} ({self.row_layout}); each rank localizes for itself"
-            )
-        require_edition(given.resolved_at, self._resolved_at)
+        require_own_rows(rows, self.row_rank, self.row_layout, self._resolved_at)
 
     @property
     def _resolved_at(self) -> int | None:

@@ -10,8 +10,9 @@ Worked example, c=2, page_size=2: of a write to slots [0, 8, 9, 10, -1] rank 0 s
 import torch
 from torch import Tensor
 
-from kvlab.errors import IndexSpaceError, PoolError
-from kvlab.index import DcpLayout, owned_elements, row_of
+from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
+from kvlab.index import DcpLayout, PhysicalRows, owned_elements, row_of
+from kvlab.memory.codec import RowCodec
 
 
 def write_plan(ids: Tensor, layout: DcpLayout, rank: int) -> tuple[Tensor, Tensor]:
@@ -48,13 +49,45 @@ def pack_rows(
     return torch.cat(parts, dim=1)
 
 
-def require_edition(given: int | None, wanted: int | None) -> None:
-    """Raise IndexSpaceError for rows of another edition of the page table than the pool's, or rows
-    that were looked up in one where the pool has none."""
-    if given != wanted:
+def whole_rows(values: Tensor, n: int, codec: RowCodec, device: torch.device) -> Tensor:
+    """``n`` rows of values in the dtype and on the device where they are stored.
+
+    Errors: PoolError unless they are ``(n, elements)`` of a float dtype.
+    """
+    given: object = values
+    if not isinstance(given, Tensor) or not given.is_floating_point():
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise PoolError(f"rows must be a tensor of a float dtype: got {kind}")
+    if tuple(given.shape) != (n, codec.elements):
+        raise PoolError(
+            f"rows must have shape ({n}, {codec.elements}), all elements of each: got "
+            f"{tuple(given.shape)}"
+        )
+    # A pool holds values, not the graph that made them.
+    return given.detach().to(device, codec.taken)
+
+
+def require_own_rows(
+    rows: PhysicalRows, rank: int, layout: DcpLayout, resolved_at: int | None
+) -> None:
+    """Raise unless ``rows`` were localized for this rank and layout, in this edition of the page
+    table: IndexSpaceError for anything else than rows or another edition, RankMismatchError."""
+    given: object = rows
+    if not isinstance(given, PhysicalRows):
         raise IndexSpaceError(
-            f"rows must come from this pool's own resolve: these were {_looked_up(given)}, the "
-            f"pool wants rows {_looked_up(wanted)}; call pool.resolve(slots)"
+            f"a read takes PhysicalRows, got {type(given).__name__}: a buffer has rows, not "
+            f"slots; call pool.resolve(slots) first"
+        )
+    if given.rank != rank or given.layout != layout:
+        raise RankMismatchError(
+            f"rows of rank {given.rank} ({given.layout}) cannot index the pool of rank "
+            f"{rank} ({layout}); each rank localizes for itself"
+        )
+    if given.resolved_at != resolved_at:
+        raise IndexSpaceError(
+            f"rows must come from this pool's own resolve: these were "
+            f"{_looked_up(given.resolved_at)}, the pool wants rows {_looked_up(resolved_at)}; "
+            f"call pool.resolve(slots)"
         )
 
 

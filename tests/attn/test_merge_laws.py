@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvlab.attn import Partial, merge_partials
+from kvlab.attn import Partial, merge_partials, merge_stacked
 
 GARBAGE = (0.0, 7.5, math.nan, math.inf, -math.inf)
 
@@ -220,3 +220,17 @@ def test_gradients_of_nothing_but_empty_shards_are_zero() -> None:
     merged = merge_partials([Partial(out, lse)])
     (merged.out.sum() + merged.lse).backward()  # type: ignore[no-untyped-call]
     assert (out.grad, lse.grad) == (torch.tensor([0.0]), torch.tensor(0.0))
+
+
+@given(problems())
+@settings(max_examples=50)
+def test_partials_that_were_computed_together_merge_as_those_taken_apart(
+    problem: tuple[Tensor, Tensor, list[Tensor]],
+) -> None:
+    scores, values, shards = problem
+    parts = [partial_of(scores, values, keys) for keys in shards]
+    together = merge_stacked(
+        torch.stack([p.out for p in parts]), torch.stack([p.lse for p in parts])
+    )
+    apart = merge_partials(parts)
+    assert torch.equal(together.out, apart.out) and torch.equal(together.lse, apart.lse)

@@ -59,3 +59,15 @@ def test_a_mask_of_numbers_is_refused() -> None:
     one = torch.ones(1, 1)
     with pytest.raises(IndexSpaceError, match=r"visible must be a bool mask.*got torch.float32"):
         partial_attention(one, one, one, one, 1.0)
+
+
+def test_keys_of_all_ranks_in_one_tensor_give_the_partials_of_each() -> None:
+    q, k, v = drawn(2, 5, 4, seed=1), drawn(3, 2, 6, 4, seed=2), drawn(3, 2, 6, 7, seed=3)
+    visible = torch.rand(3, 2, 5, 6, generator=torch.Generator().manual_seed(4)) > 0.4
+    visible[1] = False
+    together = partial_attention(q, k, v, visible, 0.5)
+    for r in range(3):
+        alone = partial_attention(q, k[r], v[r], visible[r], 0.5)
+        torch.testing.assert_close(together.out[r], alone.out, atol=1e-12, rtol=0)
+        torch.testing.assert_close(together.lse[r], alone.lse, atol=1e-12, rtol=0)
+    assert together.out[1].eq(0).all() and together.lse[1].eq(-math.inf).all()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kvlab.attn import Partial, partial_attention
+from kvlab.attn import Partial, merge_partials, merge_stacked, partial_attention
 from kvlab.engine.model.step import STEP, Step
 from kvlab.errors import PoolError
 
@@ -66,48 +66,50 @@ def dcp_attention(
             f"attention_mask and call model.eval()"
         )
     form = _absorbed if step.form == "absorbed" else _expanded
-    merged = form(module, step, query, key, value, scaling)
-    return merged.transpose(1, 2).contiguous(), None
+    return form(module, step, query, key, value, scaling), None
 
 
 def _expanded(
     module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
 ) -> Tensor:
-    """``(B, heads, T, v)``; keys and values lie rank after rank, as the cache handed them out."""
+    """``(B, T, heads, v)``; keys and values lie rank after rank, as the cache handed them out."""
     partials, start = [], 0
     for shard in step.plan.shards:
         end = start + shard.keys
         k, v = key[:, :, start:end], value[:, :, start:end]
         partials.append(partial_attention(query, k, v, shard.visible[:, None], scaling))
         start = end
-    return _merged(step, partials).out.to(query.dtype)
+    merged = partials[0] if len(partials) == 1 else step.merge(partials)
+    return merged.out.to(query.dtype).transpose(1, 2).contiguous()
 
 
 def _absorbed(
     module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
 ) -> Tensor:
-    """``(B, heads, T, v)``; reads the pools of the ranks itself."""
+    """``(B, T, heads, v)``; reads the pools of the ranks itself, and computes all ranks at once."""
     shape = step.pools.shape
     batch, heads, new, _ = query.shape
-    cut = shape.qk_nope_head_dim
-    by_head = module.kv_b_proj.weight.view(heads, cut + shape.v_head_dim, shape.kv_lora_rank)
-    to_key, to_value = by_head[:, :cut], by_head[:, cut:]
-    asked = torch.cat([query[..., :cut] @ to_key, query[..., cut:]], dim=-1)
+    cut, rank = shape.qk_nope_head_dim, shape.kv_lora_rank
+    by_head = module.kv_b_proj.weight.view(heads, cut + shape.v_head_dim, rank)
+    # Heads first: the weights of a head meet all tokens in one product, and are not copied.
+    nope = query[..., :cut].transpose(0, 1).reshape(heads, batch * new, cut) @ by_head[:, :cut]
+    nope = nope.view(heads, batch, new, rank).transpose(0, 1)
     # All heads ask the same rows: they stand in one line with the tokens.
-    asked = asked.reshape(batch, heads * new, -1)
-    partials = []
-    for rank, shard in enumerate(step.plan.shards):
-        keys = step.read(module.layer_idx, rank)
-        latent = keys[..., : shape.kv_lora_rank]
-        visible = shard.visible
-        if new > 1:
-            visible = visible[:, None].expand(batch, heads, new, -1)
-            visible = visible.reshape(batch, heads * new, shard.keys)
-        partials.append(partial_attention(asked, keys, latent, visible, scaling))
-    out = _merged(step, partials).out.view(batch, heads, new, -1).to(query.dtype)
-    return out @ to_value.transpose(1, 2)
+    asked = torch.cat([nope, query[..., cut:]], dim=-1).view(batch, heads * new, -1)
+    keys, visible = step.read_ranks(module.layer_idx), step.plan.visible
+    if new > 1:
+        visible = visible[:, :, None].expand(-1, -1, heads, -1, -1).flatten(2, 3)
+    merged = _merged(step, partial_attention(asked, keys, keys[..., :rank], visible, scaling))
+    out = merged.view(batch, heads, new, rank).to(query.dtype)
+    out = out.transpose(0, 1).reshape(heads, batch * new, rank) @ by_head[:, cut:].transpose(1, 2)
+    return out.view(heads, batch, new, -1).permute(1, 2, 0, 3).contiguous()
 
 
-def _merged(step: Step, partials: list[Partial]) -> Partial:
-    """One rank has nothing to merge, and its partial is whole."""
-    return partials[0] if len(partials) == 1 else step.merge(partials)
+def _merged(step: Step, ranks: Partial) -> Tensor:
+    """The output over all ranks, of partials stacked by rank. One rank has nothing to merge: its
+    partial is whole."""
+    if len(ranks.out) == 1:
+        return ranks.out[0]
+    if step.merge is merge_partials:
+        return merge_stacked(ranks.out, ranks.lse).out
+    return step.merge([Partial(o, lse) for o, lse in zip(ranks.out, ranks.lse, strict=True)]).out

@@ -21,13 +21,19 @@ from kvlab.index.spaces import require_within
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """One rank's part of a step: ``rows`` (B * L of them, request after request), ``visible`` bool
-    ``(B, T, L)``: which of its rows each new token may see (a later position or padding: no), and
-    ``padding`` int64: which elements of ``rows`` stand for no position; None when none does."""
+    """One rank's part of a step.
+
+    ``rows`` it reads (B * L of them, request after request); ``visible`` bool ``(B, T, L)``: which
+    of them each new token may see (a later position or padding: no); ``padding`` int64: which
+    elements of ``rows`` stand for no position, None when none does; ``new`` int64: which of the
+    B * T new tokens it stores, in ``new_rows``.
+    """
 
     rows: PhysicalRows
     visible: Tensor
     padding: Tensor | None
+    new: Tensor
+    new_rows: PhysicalRows
 
     @property
     def keys(self) -> int:
@@ -41,7 +47,8 @@ class StepPlan:
 
     ``lens`` int64 ``(B,)``: positions of each request, the new ones included; ``write_slots`` int64
     ``(B * T,)``: widened slots of the new tokens (``out_cache_loc``); ``positions`` int64 ``(B,
-    T)``; ``shards``: one a rank; ``state_slots`` int64 ``(B,)``, None for a model without state.
+    T)``; ``shards``: one a rank; ``visible`` bool ``(c, B, T, longest L)``: theirs in one tensor,
+    False past a rank's own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
     """
 
     layout: DcpLayout
@@ -49,6 +56,7 @@ class StepPlan:
     write_slots: Tensor
     positions: Tensor
     shards: tuple[Shard, ...]
+    visible: Tensor
     state_slots: Tensor | None
 
     @property
@@ -86,34 +94,61 @@ def plan_step(
         raise IndexSpaceError(
             f"each request has one state slot: got {len(state_slots)} for {len(slots)} requests"
         )
-    table = torch.zeros(len(slots), max(lens), dtype=torch.int64)
-    for i, run in enumerate(slots):
-        table[i, : lens[i]] = run.ids
-    length = torch.tensor(lens)[:, None]
-    every = torch.arange(max(lens))
-    owners = _checked_owners(table, every < length, layout)
+    length, longest = torch.tensor(lens)[:, None], max(lens)
+    c, turn = layout.dcp_size, layout.interleave
+    columns = -(-longest // (c * turn)) * turn  # positions of the rank that holds most
+    table = torch.zeros(len(slots), c * columns, dtype=torch.int64)
+    for line, run in zip(table, slots, strict=True):
+        line[: len(run)] = run.ids
+    every = torch.arange(c * columns)
+    owners = every // turn % c
+    _check_owners(table[:, :longest], every[:longest] < length, owners[:longest], layout)
     positions = length - new_tokens + torch.arange(new_tokens)
-    seen = every <= positions[:, :, None]
-    ragged = min(lens) < max(lens)
+    written = torch.gather(table, 1, positions).reshape(-1)
+    # Rank after rank: (c, L) positions and (c, B, L) rows.
+    grid = every.view(-1, c, turn).transpose(0, 1).reshape(c, columns)
+    by_rank = table.view(len(slots), -1, c, turn).permute(2, 0, 1, 3).reshape(c, -1)
+    ids = row_of(by_rank.reshape(-1), c, turn).view(c, len(slots), columns)
+    seen = grid[:, None, None] <= positions[:, :, None]
+    padded = grid[:, None] >= length if min(lens) < longest else None
+    stored = [torch.nonzero(owners[positions].view(-1) == rank).view(-1) for rank in range(c)]
     shards = []
-    for rank in range(layout.dcp_size):
-        mine = torch.nonzero(owners == rank).flatten()
-        flat = table[:, mine].reshape(-1)
-        ids = row_of(flat, layout.dcp_size, layout.interleave).to(device)
+    for rank, (new, keys) in enumerate(zip(stored, _keys(longest, c, turn), strict=True)):
         # Padding became row 0, so these are not a run that localize() could take; the owners of
         # all of them were checked above.
-        rows = PhysicalRows.assume_physical(ids, layout, rank)
-        empty = torch.nonzero((mine >= length).reshape(-1)).flatten() if ragged else mine[:0]
-        padding = empty.to(device) if len(empty) else None
-        shards.append(Shard(rows, seen[:, :, mine].to(device), padding))
+        rows = PhysicalRows.assume_physical(
+            ids[rank, :, :keys].reshape(-1).to(device), layout, rank
+        )
+        at = row_of(written[new], c, turn).to(device)
+        empty = (
+            torch.nonzero(padded[rank, :, :keys].reshape(-1)).view(-1)
+            if padded is not None
+            else new[:0]
+        )
+        shards.append(
+            Shard(
+                rows=rows,
+                visible=seen[rank, :, :, :keys].to(device),
+                padding=empty.to(device) if len(empty) else None,
+                new=new.to(device),
+                new_rows=PhysicalRows.assume_physical(at, layout, rank),
+            )
+        )
     return StepPlan(
         layout=layout,
         lens=length.flatten(),
-        write_slots=torch.gather(table, 1, positions).reshape(-1).to(device),
+        write_slots=written.to(device),
         positions=positions.to(device),
         shards=tuple(shards),
+        visible=seen.to(device),
         state_slots=None if state_slots is None else torch.tensor(list(state_slots), device=device),
     )
+
+
+def _keys(longest: int, c: int, turn: int) -> list[int]:
+    """How many of the first ``longest`` positions each rank owns."""
+    full, rest = divmod(longest, c * turn)
+    return [full * turn + min(max(rest - rank * turn, 0), turn) for rank in range(c)]
 
 
 def _checked_lens(slots: Sequence[WidenedSlots], new_tokens: int) -> list[int]:
@@ -132,19 +167,17 @@ def _checked_lens(slots: Sequence[WidenedSlots], new_tokens: int) -> list[int]:
     return [len(run) for run in slots]
 
 
-def _checked_owners(table: Tensor, written: Tensor, layout: DcpLayout) -> Tensor:
-    """The owner of each position; every request's slots must agree with it."""
+def _check_owners(table: Tensor, written: Tensor, by_position: Tensor, layout: DcpLayout) -> None:
+    """Every request's slots must agree with the owners of the positions, and be handed out."""
     instead = "pass slots that the allocator handed out"
     first, end = layout.first_slot, layout.slot_end
     require_within(table[written], first, end, "widened slot", instead)
-    by_position = torch.arange(table.shape[1]) // layout.interleave % layout.dcp_size
     by_slot = owner_of(table.reshape(-1), layout.dcp_size, layout.interleave).view_as(table)
-    wrong = torch.nonzero(written & (by_slot != by_position))
-    if len(wrong):
-        i, p = (int(x) for x in wrong[0])
+    wrong = written & (by_slot != by_position)
+    if bool(wrong.any()):
+        i, p = (int(x) for x in torch.nonzero(wrong)[0])
         raise IndexSpaceError(
             f"slot and position must agree about the owner: request {i} has slot "
             f"{int(table[i, p])} (rank {int(by_slot[i, p])}) at position {p} (rank "
             f"{int(by_position[p])}); pages must begin on a multiple of {layout.widened_page_size}"
         )
-    return by_position

@@ -51,13 +51,10 @@ class Step:
         """Store the new rows ``(B, 1, T, width)`` of a global layer, each on the rank that owns
         its slot."""
         dense = self.pools.dense[layer]
-        for pool in self.pools.ranks:
-            pool.set_mla_kv_buffer(
-                dense,
-                self.plan.write_slots,
-                latent.reshape(-1, latent.shape[-1]),
-                rope.reshape(-1, rope.shape[-1]),
-            )
+        rows = torch.cat([latent, rope], dim=-1).view(-1, latent.shape[-1] + rope.shape[-1])
+        for pool, shard in zip(self.pools.ranks, self.plan.shards, strict=True):
+            if len(shard.new):
+                pool.put_rows(dense, shard.new_rows, rows[shard.new])
 
     def read(self, layer: int, rank: int) -> Tensor:
         """What a rank holds for the requests of the step, a copy: ``(B, L, elements)``, the latent
@@ -68,6 +65,19 @@ class Step:
             stored.index_fill_(0, shard.padding, 0)
         # The width is named: a rank that holds nothing yet has no elements to infer it from.
         return stored.view(self.plan.batch, shard.keys, stored.shape[1])
+
+    def read_ranks(self, layer: int) -> Tensor:
+        """What each rank holds, side by side: ``(c, B, longest L, elements)``, 0 past a rank's own
+        L. So one operation serves all ranks of the process."""
+        parts = [self.read(layer, rank) for rank in range(self.plan.layout.dcp_size)]
+        shapes = {part.shape for part in parts}
+        if len(shapes) == 1:
+            return torch.stack(parts) if len(parts) > 1 else parts[0][None]
+        batch, keys, elements = max(shapes)
+        rows = parts[0].new_zeros(len(parts), batch, keys, elements)
+        for line, part in zip(rows, parts, strict=True):
+            line[:, : part.shape[1]] = part
+        return rows
 
     def read_all(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The rows of all ranks, rank after rank: ``(B, 1, sum of L, width)`` of each part."""

@@ -98,3 +98,50 @@ def test_a_plan_of_another_layout_is_refused() -> None:
     other = ModelPools(model_shape(model("deepseek-v3").config), DcpLayout(2, 2, 4), requests=1)
     with pytest.raises(RankMismatchError, match="a plan belongs to one layout"):
         Step(other, plan)
+
+
+@settings(max_examples=60)
+@given(steps())
+def test_each_new_token_is_stored_once_by_the_owner_of_its_slot(
+    step: tuple[DcpLayout, list[WidenedSlots], int],
+) -> None:
+    lay, runs, new = step
+    plan = plan_step(runs, new, lay)
+    stored: dict[int, tuple[int, int]] = {}
+    for rank, shard in enumerate(plan.shards):
+        assert torch.equal(shard.visible, plan.visible[rank, :, :, : shard.keys])
+        assert not bool(plan.visible[rank, :, :, shard.keys :].any())
+        for token, row in zip(shard.new.tolist(), shard.new_rows.ids.tolist(), strict=True):
+            assert token not in stored
+            stored[token] = (rank, row)
+    slots = plan.write_slots.tolist()
+    assert stored == {i: (lay.owner(slot), lay.row(slot)) for i, slot in enumerate(slots)}
+
+
+@settings(max_examples=60)
+@given(steps())
+def test_padding_is_what_stands_for_no_position(
+    step: tuple[DcpLayout, list[WidenedSlots], int],
+) -> None:
+    lay, runs, new = step
+    for rank, shard in enumerate(plan_step(runs, new, lay).shards):
+        owned = [len(localize(run, lay, rank)) for run in runs]
+        want = [i * shard.keys + k for i, n in enumerate(owned) for k in range(n, shard.keys)]
+        assert (shard.padding.tolist() if shard.padding is not None else []) == want
+
+
+@settings(max_examples=40)
+@given(steps())
+def test_all_ranks_side_by_side_are_what_each_rank_reads_and_zeros(
+    step: tuple[DcpLayout, list[WidenedSlots], int],
+) -> None:
+    lay, runs, new = step
+    pools = ModelPools(model_shape(model("deepseek-v3").config), lay, requests=1)
+    for pool in pools.ranks:
+        torch.nn.init.normal_(pool.buffer, generator=torch.Generator().manual_seed(pool.rank))
+    step_of = Step(pools, plan_step(runs, new, lay))
+    together = step_of.read_ranks(2)
+    for rank in range(lay.dcp_size):
+        alone = step_of.read(2, rank)
+        assert torch.equal(together[rank, :, : alone.shape[1]], alone)
+        assert not bool(together[rank, :, alone.shape[1] :].any())
