@@ -34,7 +34,10 @@ from kvlab.viz.style import BLACK, caption, figure
 
 Width = Literal["single", "double"]
 DTYPE_TITLES = {"float32": "float32", "bfloat16": "bfloat16", "fp8": "fp8 rows, bfloat16"}
-REFERENCE = "Reference: one rank, no retraction, one request a forward, same dtype."
+REFERENCE = (
+    "Reference: one rank, no retraction, same dtype, one request a forward; the runs batch, so "
+    "rounding differs at DCP 1 too."
+)
 ZERO = "The grey band at 0 holds values that are exactly 0: equal bits."
 
 

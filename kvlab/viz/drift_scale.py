@@ -98,7 +98,9 @@ class ZeroLog:
         """Set scale, limits, at most ``most`` ticks of decades, and bands of one axis of ``ax``."""
         below, above = 10.0 ** (self.low - 1.6), 10.0 ** (self.high + (1.6 if self.nan else 0.15))
         every = -(-(self.high - self.low + 1) // most)
-        decades = range(self.high, self.low - 1, -every)
+        decades = list(range(self.high, self.low - 1, -every))
+        if along == "x" and every > 1:  # side by side, the outermost would touch 0 and NaN
+            decades = [n for n in decades if n > self.low and not (self.nan and n == self.high)]
         ticks = [self.zero, *(10.0**n for n in decades)]
         names = ["0", *(f"10{superscript(n)}" if n else "1" for n in decades)]
         bands = [(below, 10.0 ** (self.low - 0.4))]

@@ -47,8 +47,8 @@ SIGNS = (
     Sign("drift", "drifting_restored", "restored_requests"),
     Sign("repeat", "repeating_restored", "restored_requests"),
     Sign("others\nhurt", "collateral_requests", "requests"),
-    Sign("NaN\ntokens", "nan_tokens", "tokens"),
-    Sign("onset\n(tokens)", "median_onset", None),
+    Sign("NaN\nshare", "nan_tokens", "tokens"),
+    Sign("onset,\ntokens", "median_onset", None),
 )
 #: What stands over the two columns that share it: their first, and their last.
 SHARED = ("restored that", 1, 2)
@@ -112,7 +112,7 @@ def _definition(judged: bool) -> str:
         "Acts: a dot if any logprob differs from that of the same schedule without the "
         "defect. Restored that drift: requests with a |Δℓ| above 2 ε after they came back, of "
         "those that came back. Restored that repeat: ρ at least 0.25 above the reference's. "
-        "Others hurt: requests that drift before they were ever restored, of all. NaN tokens: of "
+        "Others hurt: requests that drift before they were ever restored, of all. NaN share: of "
         "all tokens. Onset: median of the tokens from the return to the first |Δℓ| above 2 ε. "
         "* hypothetical: no thread reports it. Measured."
     )
@@ -149,7 +149,8 @@ def _sign(row: dict[str, Any], sign: Sign) -> tuple[str, float | None]:
         return NOT_THERE, None
     if sign.count == "max_from_fixed":
         # NaN against a number has no distance, and is a change.
-        return ("●" if pd.isna(value) or value > 0 else NOT_THERE), None
+        changed = pd.isna(value) or value > 0 or row["nan_tokens"] > 0
+        return ("●" if changed else NOT_THERE), None
     if pd.isna(value):
         return "", None
     if sign.whole is None:
@@ -157,7 +158,10 @@ def _sign(row: dict[str, Any], sign: Sign) -> tuple[str, float | None]:
     whole = float(row[sign.whole])
     if whole == 0:
         return NOT_THERE, None
-    return f"{int(value)}/{int(whole)}", float(value) / whole
+    share = float(value) / whole
+    if sign.count == "nan_tokens":  # of hundreds or thousands: too long as a fraction
+        return f"{share:.0%}", share
+    return f"{int(value)}/{int(whole)}", share
 
 
 def _cell(ax: Axes, x: float, y: float, text: str, share: float | None) -> None:

@@ -33,9 +33,9 @@ WAITING = Role("waiting", "#FFFFFF", "....", "_", BLACK)
 HOST = Role("on the host", "#F8E3B4", "////", "D", BLACK)
 # Darker is worse, so that a grey print keeps the order; the letters of the last two are bold.
 EQUAL = Role("equal bits", "#FFFFFF", "", "o", BLACK)
-FLOOR = Role("within 2 ε", "#D9D9D9", "", "s", BLACK)
-ABOVE = Role(f"up to {UPSTREAM_TOLERANCE:.2f}", SKY, "", "^", BLACK)
-FAR = Role(f"above {UPSTREAM_TOLERANCE:.2f}", VERMILLION, "", "X", BLACK)
+FLOOR = Role("|Δℓ| within 2 ε", "#D9D9D9", "", "s", BLACK)
+ABOVE = Role(f"|Δℓ| up to {UPSTREAM_TOLERANCE:.2f}", SKY, "", "^", BLACK)
+FAR = Role(f"|Δℓ| above {UPSTREAM_TOLERANCE:.2f}", VERMILLION, "", "X", BLACK)
 LOST = Role("no number", BLACK, "", "v", "#FFFFFF")
 LEVELS = (EQUAL, FLOOR, ABOVE, FAR, LOST)
 #: Bytes that are no letter.

@@ -183,12 +183,12 @@ def test_every_cell_of_the_matrix_is_a_number_of_the_table() -> None:
     names = ["forced_fixed", *(c.name for c in CONDITIONS if c.name.startswith("defect:"))]
     for y, name in enumerate(names):
         row = summary[summary["condition"].eq(name) & summary["dcp_size"].eq(4)].iloc[0]
-        changed = row["max_from_fixed"] > 0 or np.isnan(row["max_from_fixed"])
+        changed = row["max_from_fixed"] != 0 or row["nan_tokens"] > 0
         assert texts[0.5, y] == ("●" if changed else NOT_THERE)
         whole = int(row["restored_requests"])
         want = f"{int(row['drifting_restored'])}/{whole}" if whole else NOT_THERE
         assert texts[1.5, y] == want
-        assert texts[4.5, y] == f"{int(row['nan_tokens'])}/{int(row['tokens'])}"
+        assert texts[4.5, y] == f"{row['nan_tokens'] / row['tokens']:.0%}"
 
 
 def test_a_bar_of_the_matrix_is_as_long_as_its_share() -> None:
@@ -258,9 +258,14 @@ def test_a_byte_has_one_letter(token: int, letter: str) -> None:
 
 @pytest.mark.parametrize(
     ("drift", "words"),
-    [(0.0, "equal bits"), (2e-6, "within 2 ε"), (0.1, "up to 0.20"), (0.3, "above 0.20"),
-     (float("nan"), "no number")],
-)  # fmt: skip
+    [
+        (0.0, "equal bits"),
+        (2e-6, "|Δℓ| within 2 ε"),
+        (0.1, "|Δℓ| up to 0.20"),
+        (0.3, "|Δℓ| above 0.20"),
+        (float("nan"), "no number"),
+    ],
+)
 def test_a_shade_says_how_far_a_token_drifted(drift: float, words: str) -> None:
     assert level(drift, 1e-6).label == words
 
