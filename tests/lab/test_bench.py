@@ -13,7 +13,7 @@ from kvlab.engine.workload import generate_closed_loop, save_csv
 from kvlab.errors import StudyError
 from kvlab.index import WidenedSlots
 from kvlab.lab.bench import __main__ as program
-from kvlab.lab.bench import copies, localize, scheduler, upstream
+from kvlab.lab.bench import copies, decode, localize, scheduler, upstream
 from kvlab.lab.bench.__main__ import main
 from kvlab.lab.bench.clock import Contender, Timing, take_turns
 from kvlab.lab.bench.rows import Aim, Row, compare, median_rows, spread
@@ -22,6 +22,7 @@ from kvlab.lab.bench.table import as_document, as_frame, as_record, as_text, sec
 
 SMALL = copies.CopyCase(4, layers=2, rows=130, repetitions=2, queue=2, kv_lora_rank=8)
 FEW_IDS = localize.LocalizeCase(1000, 4, runs=2, repetitions=2, warmup=0)
+FEW_STEPS = decode.DecodeCase(2, 5, repetitions=2, warmup=0, steps=2, dcp_sizes=(1, 3))
 FEW_REQUESTS = scheduler.SchedulerCase(20, 2, (5, 10, 20), 2, 8, 2)
 
 
@@ -63,6 +64,7 @@ def test_a_way_to_localize_that_gives_other_rows_is_seen(monkeypatch: pytest.Mon
 def test_each_part_gives_whole_rows() -> None:
     require_whole(localize.rows_of(FEW_IDS))
     require_whole(copies.rows_of(SMALL))
+    require_whole(decode.rows_of(FEW_STEPS))
     require_whole(scheduler.growth_rows(FEW_REQUESTS))
     require_whole([scheduler.twin_row(FEW_REQUESTS), scheduler.sweep_row(FEW_REQUESTS, None)])
 
@@ -70,13 +72,35 @@ def test_each_part_gives_whole_rows() -> None:
 def test_the_sizes_of_the_aims_have_aims_and_quick_copies_have_none() -> None:
     assert [case.dcp_size for case in localize.FULL if case.aimed] == [8]
     assert {(c.layers, c.rows, c.aimed) for c in copies.FULL} == {(27, 16_384, True)}
-    assert not any(case.aimed for case in copies.QUICK)
+    assert not any(case.aimed for case in (*copies.QUICK, *decode.QUICK))
+    assert [(c.requests, c.dcp_sizes) for c in decode.FULL if c.aimed] == [(16, (1, 2, 4, 8))]
 
 
 def test_twins_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "simulate", lambda workload, node: None)
     with pytest.raises(StudyError, match="the step and the event scheduler differ on 8 requests"):
         scheduler.twin_row(FEW_REQUESTS)
+
+
+def test_a_decode_step_is_timed_at_each_dcp_size_and_says_how_many_a_second() -> None:
+    rows = decode.rows_of(replace(FEW_STEPS, aimed=True, dcp_sizes=(1, 2, 8)))
+    ours = ["decode, c=1", "decode, c=2", "decode, c=8", "decode, c=1, keys expanded"]
+    assert [row.ours for row in rows] == ours
+    assert {row.baseline for row in rows} == {decode.LIBRARY}
+    ratios = [None if row.aim is None else round(row.aim.ratio, 3) for row in rows]
+    assert ratios == [0.833, None, 0.4, None]
+    for row in rows:
+        assert row.note == f"{1 / row.seconds.median:.0f} steps/s"
+        assert row.case == "2 requests of 5 to 10 tokens"
+
+
+def test_an_engine_that_says_something_else_than_the_library_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = decode.Sharded.step
+    monkeypatch.setattr(decode.Sharded, "step", lambda self: step(self) + 1e-3)
+    with pytest.raises(StudyError, match=r"the logits of 'decode, c=1' are 0\.001 from the libra"):
+        decode.rows_of(FEW_STEPS)
 
 
 def test_the_sweep_takes_the_trace_of_the_named_folder_or_the_shipped_workload(
@@ -226,6 +250,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARTS, "localize", lambda quick: iter([localize.rows_of(FEW_IDS)]))
     monkeypatch.setitem(PARTS, "copy", lambda quick: iter([copies.rows_of(SMALL)]))
     twin = scheduler.twin_row
+    monkeypatch.setitem(PARTS, "decode", lambda quick: iter([decode.rows_of(FEW_STEPS)]))
     monkeypatch.setitem(PARTS, "scheduler", lambda quick: iter([[twin(FEW_REQUESTS)]]))
 
 
@@ -306,7 +331,11 @@ def test_the_recorded_figures_are_of_the_cases_and_columns_of_today() -> None:
     assert recorded.columns.tolist() == as_frame([twin_like()], conditions(1)).columns.tolist()
     for part, cases in (("localize", localize.FULL), ("copy", copies.FULL)):
         assert set(recorded[recorded.part == part].case) == {case.name for case in cases}
-    assert recorded.groupby("threads").size().to_dict() == {1: 54, 2: 58}
+    steps = recorded[recorded.part == "decode"]
+    assert set(steps.case) in (set(), {case.name for case in decode.FULL})
+    assert set(recorded.part) <= set(PARTS)
+    others = recorded[recorded.part != "decode"]
+    assert others.groupby("threads").size().to_dict() == {1: 54, 2: 58}
     aimed = recorded.dropna(subset="aim")
     assert ((aimed.ratio >= aimed.aim) == (aimed.met == "yes")).all()
     assert recorded.met.isna().equals(recorded.aim.isna())

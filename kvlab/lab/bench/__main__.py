@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvlab.lab.bench",
         description="Time kvlab beside its baselines, in turns, and print the ratios.",
-        epilog="The copies take 8 GB of memory and the whole some four minutes; --quick takes "
+        epilog="The copies take 8 GB of memory and the whole some five minutes; --quick takes "
         "little of either, and its ratios are not those of the aims.",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, under 20 seconds")

@@ -11,10 +11,18 @@ from kvlab.lab.bench import copies, localize, scheduler
 from kvlab.lab.bench.rows import Row, median_rows
 from kvlab.lab.origin import commit, describe_device, today, versions
 
+
+def _measure_decode(quick: bool) -> Iterator[list[Row]]:
+    from kvlab.lab.bench import decode
+
+    return decode.measure(quick)
+
+
 PARTS: dict[str, Callable[[bool], Iterator[list[Row]]]] = {
     localize.PART: localize.measure,
     copies.PART: copies.measure,
     scheduler.PART: scheduler.measure,
+    "decode": _measure_decode,
 }
 
 
