@@ -14,7 +14,7 @@ Worked example: of the values 0, 3e-6 and 0.2 the decades are 1e-6 to 1, and the
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -28,12 +28,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
+from kvlab.lab.origin import Origin
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
 
 Floats = NDArray[np.float64]
 BAND = "#ECECEC"
 MOST_TICKS = 7
 LEGEND_LINE_IN = 0.19
+KEPT = ("model", "model_sha256", "requests")
 TOLERANCE_TEXT = f"{UPSTREAM_TOLERANCE:.2f}: tolerance of the upstream PD test (reported)"
 
 
@@ -158,6 +160,13 @@ def tolerance_line(ax: Axes, along: Literal["x", "y"] = "y") -> None:
     """The reported tolerance of the upstream test."""
     line = ax.axhline if along == "y" else ax.axvline
     line(UPSTREAM_TOLERANCE, color=BLACK, ls=(0, (1, 1)), lw=1.0, zorder=1)
+
+
+def origin_of(told: Mapping[str, Any], keep: Iterable[str] = KEPT) -> Origin:
+    """The origin of a recorded study (``Study.origin``), for a footer: of the parameters only
+    ``keep``, since its lists are longer than a figure is wide."""
+    facts = {field.name: told[field.name] for field in fields(Origin)}
+    return Origin(**{**facts, "parameters": {k: told["parameters"][k] for k in keep}})
 
 
 def require_rows(table: pd.DataFrame, columns: Iterable[str], what: str) -> pd.DataFrame:

@@ -17,18 +17,19 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from kvlab.errors import KvlabError
-from kvlab.viz.save import SCREEN_DPI, Picture, show
+from kvlab.viz.save import CSS_PX_PER_IN, Picture, show
 
 LEVELS = (16, 8, 6)  # of a channel: the first that gives at most 256 colours; 6 always does
 MOST_COLORS = 256
 
 
-def small(fig: Figure) -> Picture:
-    """``fig`` with a palette, in the finest resolution of ``show``; size and words as there."""
+def small(fig: Figure, dpi: int = CSS_PX_PER_IN) -> Picture:
+    """``fig`` with a palette; size and words are those of ``show``. ``dpi``: 96 is a dot a CSS pixel,
+    144 suits a picture of much small text."""
     shown = show(fig)
     before = fig.dpi
     try:
-        fig.set_dpi(SCREEN_DPI[0])
+        fig.set_dpi(dpi)
         canvas = FigureCanvasAgg(fig)
         canvas.draw()  # type: ignore[no-untyped-call]
         pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]  # type: ignore[no-untyped-call]

@@ -1,5 +1,7 @@
 """A drift axis has a place for every number: decades, exact zeros below them, NaN above."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,10 +10,12 @@ from hypothesis import strategies as st
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift import UPSTREAM_TOLERANCE, condition
+from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import (
     LOOKS,
     TOLERANCE_TEXT,
     ZeroLog,
+    origin_of,
     require_rows,
     superscript,
     tolerance_line,
@@ -80,6 +84,14 @@ def test_looks_differ_in_colour_dash_and_marker_at_once_and_belong_to_conditions
         assert len(set(values)) == len(LOOKS)
     for name in LOOKS:
         assert condition(name).defect is None or name == "forced_prefix"
+
+
+def test_a_footer_of_a_recorded_study_keeps_few_parameters() -> None:
+    made = Origin(
+        "kvlab drift", 0, {"model": "tiny", "conditions": ["a", "b"]}, "cpu", {}, None, "1"
+    )
+    told = {**made.as_dict(), "timeline": {"dcp_size": 4}}
+    assert origin_of(told, ["model"]) == replace(made, parameters={"model": "tiny"})
 
 
 def test_a_table_without_rows_or_columns_is_refused() -> None:

@@ -49,8 +49,10 @@ def test_a_small_picture_has_the_size_and_words_of_the_full_one_in_under_half_th
     ax.set_title("A title")
     tiny, full = small(fig), show(fig)
     assert (tiny.width, tiny.height, tiny.alt) == (full.width, full.height, full.alt)
-    high, wide = read(tiny.png).shape[:2]
-    assert abs(high - 1.5 * full.height) <= 2 and abs(wide - 1.5 * full.width) <= 2
+    assert read(tiny.png).shape[:2] == pytest.approx((full.height, full.width), abs=1)
+    fine = small(fig, 144)
+    assert read(fine.png).shape[:2] == pytest.approx((1.5 * full.height, 1.5 * full.width), abs=1)
+    assert (fine.width, fine.height) == (full.width, full.height)
     assert len(tiny.png) < 0.5 * len(full.png)
     assert small(fig).png == tiny.png
 
