@@ -26,14 +26,14 @@ class Shard:
     ``rows`` it reads (B * L of them, request after request); ``visible`` bool ``(B, T, L)``: which
     of them each new token may see (a later position or padding: no); ``padding`` int64: which
     elements of ``rows`` stand for no position, None when none does; ``new`` int64: which of the
-    B * T new tokens it stores, in ``new_rows``.
+    B * T new tokens it stores, in ``new_rows``; both None when it stores none of them.
     """
 
     rows: PhysicalRows
     visible: Tensor
     padding: Tensor | None
-    new: Tensor
-    new_rows: PhysicalRows
+    new: Tensor | None
+    new_rows: PhysicalRows | None
 
     @property
     def keys(self) -> int:
@@ -111,27 +111,28 @@ def plan_step(
     ids = row_of(by_rank.reshape(-1), c, turn).view(c, len(slots), columns)
     seen = grid[:, None, None] <= positions[:, :, None]
     padded = grid[:, None] >= length if min(lens) < longest else None
-    stored = [torch.nonzero(owners[positions].view(-1) == rank).view(-1) for rank in range(c)]
+    stored: list[list[int]] = [[] for _ in range(c)]
+    for token, owner in enumerate(owners[positions].view(-1).tolist()):
+        stored[owner].append(token)
     shards = []
-    for rank, (new, keys) in enumerate(zip(stored, _keys(longest, c, turn), strict=True)):
+    for rank, (tokens, keys) in enumerate(zip(stored, _keys(longest, c, turn), strict=True)):
         # Padding became row 0, so these are not a run that localize() could take; the owners of
         # all of them were checked above.
-        rows = PhysicalRows.assume_physical(
-            ids[rank, :, :keys].reshape(-1).to(device), layout, rank
-        )
-        at = row_of(written[new], c, turn).to(device)
-        empty = (
-            torch.nonzero(padded[rank, :, :keys].reshape(-1)).view(-1)
-            if padded is not None
-            else new[:0]
-        )
+        mine = ids[rank, :, :keys].reshape(-1).to(device)
+        empty = new = new_rows = None
+        if padded is not None and bool(padded[rank, :, :keys].any()):
+            empty = torch.nonzero(padded[rank, :, :keys].reshape(-1)).view(-1).to(device)
+        if tokens:
+            new = torch.tensor(tokens)
+            at = row_of(written[new], c, turn).to(device)
+            new, new_rows = new.to(device), PhysicalRows.assume_physical(at, layout, rank)
         shards.append(
             Shard(
-                rows=rows,
+                rows=PhysicalRows.assume_physical(mine, layout, rank),
                 visible=seen[rank, :, :, :keys].to(device),
-                padding=empty.to(device) if len(empty) else None,
-                new=new.to(device),
-                new_rows=PhysicalRows.assume_physical(at, layout, rank),
+                padding=empty,
+                new=new,
+                new_rows=new_rows,
             )
         )
     return StepPlan(

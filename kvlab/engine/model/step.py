@@ -53,7 +53,7 @@ class Step:
         dense = self.pools.dense[layer]
         rows = torch.cat([latent, rope], dim=-1).view(-1, latent.shape[-1] + rope.shape[-1])
         for pool, shard in zip(self.pools.ranks, self.plan.shards, strict=True):
-            if len(shard.new):
+            if shard.new is not None and shard.new_rows is not None:
                 pool.put_rows(dense, shard.new_rows, rows[shard.new])
 
     def read(self, layer: int, rank: int) -> Tensor:

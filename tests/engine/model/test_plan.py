@@ -111,6 +111,10 @@ def test_each_new_token_is_stored_once_by_the_owner_of_its_slot(
     for rank, shard in enumerate(plan.shards):
         assert torch.equal(shard.visible, plan.visible[rank, :, :, : shard.keys])
         assert not bool(plan.visible[rank, :, :, shard.keys :].any())
+        assert (shard.new is None) == (shard.new_rows is None)
+        if shard.new is None or shard.new_rows is None:
+            continue
+        assert len(shard.new)
         for token, row in zip(shard.new.tolist(), shard.new_rows.ids.tolist(), strict=True):
             assert token not in stored
             stored[token] = (rank, row)
