@@ -24,8 +24,10 @@ MOST_COLORS = 256
 
 
 def small(fig: Figure, dpi: int = CSS_PX_PER_IN) -> Picture:
-    """``fig`` with a palette; size and words are those of ``show``. ``dpi``: 96 is a dot a CSS pixel,
-    144 suits a picture of much small text."""
+    """``fig`` with a palette; size and words are those of ``show``.
+
+    ``dpi``: 96 is one dot a CSS pixel, 144 suits a picture of much small text.
+    """
     shown = show(fig)
     before = fig.dpi
     try:
