@@ -48,7 +48,7 @@ class RunCache:
         if not path.is_file():
             return None
         try:
-            with np.load(path, allow_pickle=False) as kept:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as kept:
                 if set(kept.files) != names:
                     raise ValueError(f"it holds {', '.join(kept.files) or 'nothing'}")
                 return {name: kept[name] for name in kept.files}

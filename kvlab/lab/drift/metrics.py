@@ -75,22 +75,20 @@ def metric(name: str) -> Metric:
     return {m.name: m for m in METRICS}[name]
 
 
-def divergence(reference: Tensor, run: Tensor) -> float:
-    """D of one token, nats, never below 0; both are logprobs ``(vocabulary,)``. NaN if ``run`` has
-    one. Computed in float64, where tokens that the reference rules out weigh nothing."""
+def divergence(reference: Tensor, run: Tensor) -> Tensor:
+    """D of each token, nats, float64 ``(n,)``, never below 0; both are logprobs ``(n,
+    vocabulary)``. NaN where ``run`` has one. Tokens that the reference rules out weigh nothing."""
     p, q = reference.double(), run.double()
     chance = p.exp()
-    terms = torch.where(chance > 0, chance * (p - q), 0.0)
-    if bool(torch.isnan(q).any()):
-        return float("nan")
-    return max(0.0, float(terms.sum()))
+    total = torch.where(chance > 0, chance * (p - q), 0.0).sum(dim=1).clamp_min(0.0)
+    return torch.where(torch.isnan(q).any(dim=1), torch.nan, total)
 
 
-def rank_of(token: int, logprobs: Tensor) -> int:
-    """How many tokens are likelier; -1 where the logprobs hold a NaN."""
-    if bool(torch.isnan(logprobs).any()):
-        return -1
-    return int((logprobs > logprobs[token]).sum())
+def ranks(tokens: Tensor, logprobs: Tensor) -> Tensor:
+    """How many tokens are likelier than each of ``tokens`` int64 ``(n,)``; -1 where a line of
+    ``logprobs`` ``(n, vocabulary)`` holds a NaN."""
+    likelier = (logprobs > logprobs.gather(1, tokens[:, None])).sum(dim=1)
+    return torch.where(torch.isnan(logprobs).any(dim=1), -1, likelier)
 
 
 def first_difference(reference: Sequence[int], run: Sequence[int]) -> int | None:

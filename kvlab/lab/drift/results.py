@@ -104,7 +104,7 @@ def read_study(folder: Path) -> Study:
 
 def _frame(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     try:
-        frame = pd.read_csv(path, float_precision="round_trip")
+        frame = pd.read_csv(path)
     except (OSError, ValueError) as error:  # what pandas raises for a bad file is a ValueError
         raise StudyError(_refusal(path, f"{type(error).__name__}: {error}")) from None
     if tuple(frame.columns) != columns:

@@ -35,7 +35,7 @@ from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.drift.cells import CELLS, MERGES, Verified
 from kvlab.lab.drift.conditions import Condition, condition
 from kvlab.lab.drift.events import as_array
-from kvlab.lab.drift.metrics import divergence, rank_of
+from kvlab.lab.drift.metrics import divergence, ranks
 from kvlab.lab.drift.node import PAGE_SIZE, node_config
 from kvlab.lab.drift.prompts import Prompts
 from kvlab.memory import PagedTokenToKVPoolAllocator
@@ -64,10 +64,6 @@ class Reference:
 
     tokens: tuple[tuple[int, ...], ...]
     logprobs: Tensor
-
-    def start(self, rid: int) -> int:
-        """Where a request's lines begin."""
-        return sum(len(output) for output in self.tokens[:rid])
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,31 +105,29 @@ def forced_run(
     """One token an element, request after request: ``logprob`` float32 of the reference's token,
     ``kl`` float32 (nats), ``rank`` int32; ``events`` int32 ``(events, 4)``: step, kind, request, KV
     tokens; ``restores`` int32 ``(2,)``: those that came back as they left, and the others."""
-    total = sum(len(output) for output in reference.tokens)
-    made = {
-        "logprob": np.zeros(total, np.float32),
-        "kl": np.zeros(total, np.float32),
-        "rank": np.zeros(total, np.int32),
-    }
-    starts = [
-        reference.start(rid) - len(setting.prompts.tokens[rid])
-        for rid in range(len(reference.tokens))
-    ]
-
-    def watch(rid: int, position: int, logprobs: Tensor) -> None:
-        at = starts[rid] + position
-        token = streams[rid][position]
-        made["logprob"][at] = float(logprobs[token])
-        made["kl"][at] = divergence(reference.logprobs[at], logprobs)
-        made["rank"][at] = rank_of(token, logprobs)
-
     streams = {
         rid: (*setting.prompts.tokens[rid], *output) for rid, output in enumerate(reference.tokens)
     }
+    starts, begin = [], 0
+    for rid, output in enumerate(reference.tokens):
+        starts.append(begin - len(setting.prompts.tokens[rid]))
+        begin += len(output)
+    said = torch.empty_like(reference.logprobs)
+
+    def watch(rid: int, position: int, logprobs: Tensor) -> None:
+        said[starts[rid] + position] = logprobs
+
     cells = _cells(setting, known, dcp_size, dtype, Forced(streams))
     cells.watch = watch
     events = _play(setting, known, dcp_size, cells)
-    return {**made, "events": events, "restores": np.array([cells.same, cells.different], np.int32)}
+    tokens = torch.tensor([token for output in reference.tokens for token in output])
+    return {
+        "logprob": said.gather(1, tokens[:, None]).flatten().numpy(),
+        "kl": divergence(reference.logprobs, said).float().numpy(),
+        "rank": ranks(tokens, said).int().numpy(),
+        "events": events,
+        "restores": np.array([cells.same, cells.different], np.int32),
+    }
 
 
 def free_run(setting: Setting, known: Condition, dcp_size: int, dtype: str) -> Arrays:

@@ -1,0 +1,256 @@
+"""Each defect off is the right code bit for bit; each one on has its signature. Real models."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from kvlab.engine.model import Forced, ModelCells, Prefilled, ShardedModel, load_model
+from kvlab.engine.policy import NodeConfig
+from kvlab.engine.scheduler import StepNode
+from kvlab.lab.drift import run as run_module
+from kvlab.lab.drift.conditions import Condition, condition
+from kvlab.lab.drift.defects import DEFECTS
+from kvlab.lab.drift.events import events_of
+from kvlab.lab.drift.node import node_config
+from kvlab.lab.drift.prompts import Prompts
+from kvlab.lab.drift.run import Arrays, Reference, Setting, forced_run, free_run, reference_run
+from kvlab.lab.drift.tables import restores
+from tests.lab.drift.tiny_study import save_checkpoint
+
+NOISE = 1e-3  # far above the rounding of these models, far below what a wrong row does
+
+
+class Runs:
+    """Runs of one checkpoint, each made once."""
+
+    def __init__(self, model: Path, prompts: Prompts) -> None:
+        self.setting = Setting(str(model), prompts, 20, 0)
+        self.forced = lru_cache(self._forced)
+        self.reference = lru_cache(self._reference)
+
+    def _reference(self, dtype: str) -> tuple[Reference, Arrays]:
+        return reference_run(self.setting, dtype, "forced")
+
+    def _forced(self, name: str, dcp_size: int, dtype: str = "float32") -> Arrays:
+        reference, _ = self.reference(dtype)
+        return forced_run(self.setting, condition(name), dcp_size, dtype, reference)
+
+    def drift(self, name: str, dcp_size: int, dtype: str = "float32") -> NDArray[np.float64]:
+        run, (_, reference) = self.forced(name, dcp_size, dtype), self.reference(dtype)
+        signed = run["logprob"].astype(np.float64) - reference["logprob"].astype(np.float64)
+        return np.abs(signed)
+
+    def same(self, name: str, dcp_size: int, twin: str = "forced_fixed") -> bool:
+        a, b = self.forced(name, dcp_size), self.forced(twin, dcp_size)
+        return bool(np.array_equal(a["logprob"], b["logprob"], equal_nan=True))
+
+    def restored_at(self, name: str, dcp_size: int) -> dict[int, list[int]]:
+        lengths = [len(tokens) for tokens in self.setting.prompts.tokens]
+        return restores(events_of(self.forced(name, dcp_size)["events"]), lengths)
+
+    def cut(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        outputs = self.reference("float32")[0].tokens
+        return np.split(values, np.cumsum([len(o) for o in outputs])[:-1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def runs(checkpoint: Path, requests_: Prompts) -> Runs:
+    return Runs(checkpoint, requests_)
+
+
+@pytest.fixture(scope="module")
+def rows_only(tmp_path_factory: pytest.TempPathFactory, requests_: Prompts) -> Runs:
+    """A model without linear attention."""
+    return Runs(save_checkpoint(tmp_path_factory.mktemp("deepseek"), "deepseek"), requests_)
+
+
+def test_the_schedule_restores_most_requests_at_every_dcp_size(runs: Runs) -> None:
+    for c in (1, 4):
+        assert len(runs.restored_at("forced_fixed", c)) >= 4
+        same, different = runs.forced("forced_fixed", c)["restores"].tolist()
+        assert same >= 6 and different == 0
+
+
+def test_without_a_defect_nothing_of_the_study_changes_a_bit(runs: Runs) -> None:
+    known, setting = condition("forced_fixed"), runs.setting
+    reference, _ = runs.reference("float32")
+    config = node_config(known, 4, setting.prompts, 20)
+    sharded = ShardedModel(load_model(setting.model), config.layout, requests=20)
+    streams = {
+        rid: [*prompt, *output]
+        for rid, (prompt, output) in enumerate(
+            zip(setting.prompts.tokens, reference.tokens, strict=True)
+        )
+    }
+    prompts = dict(enumerate(setting.prompts.tokens))
+    plain = ModelCells(sharded, prompts, sampler=Forced(streams), handover=True,
+                       prefilled=Prefilled())  # fmt: skip
+    StepNode(config, plain).run(setting.prompts.workload)
+    said = [x for rid in sorted(plain.streams) for x in plain.streams[rid].logprobs]
+    assert np.array_equal(np.array(said, np.float32), runs.forced("forced_fixed", 4)["logprob"])
+
+
+def test_what_freed_and_new_rows_hold_reaches_nothing_with_the_fix(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "_warm", lambda *_: None)
+    cold = Runs(Path(runs.setting.model), runs.setting.prompts)
+    assert np.array_equal(
+        cold.forced("forced_fixed", 4)["logprob"], runs.forced("forced_fixed", 4)["logprob"]
+    )
+
+
+@pytest.mark.parametrize("name", ["no_retraction", "forced_fixed", "natural", "recompute"])
+@pytest.mark.parametrize("dcp_size", [1, 4])
+def test_right_code_drifts_by_rounding_only(name: str, dcp_size: int, runs: Runs) -> None:
+    assert runs.drift(name, dcp_size).max() < NOISE
+    assert runs.forced(name, dcp_size)["kl"].astype(float).max() < NOISE
+
+
+REACH_ONE = [d.name for d in DEFECTS if d.can_act(1) and d.dtypes == ("float32",)]
+NEED_RANKS = [d.name for d in DEFECTS if not d.can_act(1)]
+
+
+@pytest.mark.parametrize("name", NEED_RANKS)
+def test_a_defect_of_index_or_merge_is_bit_identical_to_the_fix_at_one_rank(
+    name: str, runs: Runs
+) -> None:
+    assert runs.same(f"defect:{name}", 1)
+
+
+@pytest.mark.parametrize("name", NEED_RANKS)
+def test_a_defect_of_index_or_merge_leaves_the_noise_at_four_ranks(name: str, runs: Runs) -> None:
+    assert runs.drift(f"defect:{name}", 4).max() > NOISE
+
+
+@pytest.mark.parametrize("name", REACH_ONE)
+def test_the_other_defects_leave_the_noise_at_one_rank(name: str, runs: Runs) -> None:
+    drift = runs.drift(f"defect:{name}", 1)
+    assert np.isnan(drift).any() or drift.max() > NOISE
+
+
+STATE = ["state_not_restored", "state_stale", "snapshot_ahead", "snapshot_behind"]
+
+
+@pytest.mark.parametrize("name", STATE)
+@pytest.mark.parametrize("dcp_size", [1, 4])
+def test_a_wrong_state_hits_restored_requests_only_and_only_after_the_restore(
+    name: str, dcp_size: int, runs: Runs
+) -> None:
+    drift = runs.cut(runs.drift(f"defect:{name}", dcp_size))
+    back = runs.restored_at(f"defect:{name}", dcp_size)
+    for rid, values in enumerate(drift):
+        assert values[: back[rid][0] if rid in back else None].max(initial=0) < NOISE
+    hit = [rid for rid in back if drift[rid][back[rid][0] :].max() > NOISE]
+    assert hit
+    if name in ("state_not_restored", "snapshot_ahead"):
+        assert set(hit) == set(back)
+
+
+def test_a_stale_state_hurts_only_those_whose_slot_was_used_in_between(runs: Runs) -> None:
+    same, different = runs.forced("defect:state_stale", 1)["restores"].tolist()
+    assert 0 < different < same
+
+
+@pytest.mark.parametrize("name", ["state_not_restored", "state_stale", "snapshot_ahead"])
+def test_a_model_without_linear_attention_has_no_state_to_lose(name: str, rows_only: Runs) -> None:
+    assert rows_only.same(f"defect:{name}", 2)
+    assert rows_only.drift("defect:widened_as_rows", 2).max() > NOISE
+
+
+def test_index_defects_bring_back_other_bits_and_hit_requests_before_they_ever_leave(
+    runs: Runs,
+) -> None:
+    for name, sizes in (("widened_as_rows", (2, 4, 8)), ("old_rows", (1, 2))):
+        worst = 0.0
+        for c in sizes:
+            assert runs.forced(f"defect:{name}", c)["restores"][1] > 0
+            back = runs.restored_at(f"defect:{name}", c)
+            for rid, values in enumerate(runs.cut(runs.drift(f"defect:{name}", c))):
+                before = values[: back[rid][0] if rid in back else None]
+                worst = max(worst, before.max(initial=0))
+        assert worst > NOISE
+
+
+def test_before_the_fix_is_the_defect_of_widened_ids_under_another_name(runs: Runs) -> None:
+    assert condition("forced_prefix").runs_as == condition("defect:widened_as_rows").runs_as
+    assert runs.same("forced_prefix", 4, "defect:widened_as_rows")
+
+
+def test_nan_in_the_padding_row_makes_nan_tokens_and_one_token_over_and_over(runs: Runs) -> None:
+    assert np.isnan(runs.drift("defect:nan_padding", 1)).sum() > 10
+    assert (runs.forced("defect:nan_padding", 1)["rank"] == -1).any()
+    drawn = free_run(runs.setting, condition("defect:nan_padding"), 1, "float32")
+    stuck = np.isnan(drawn["logprob"])
+    assert stuck.any()
+    assert set(drawn["token"][stuck].tolist()) == {0}
+
+
+def test_lost_scales_hit_quantised_rows(runs: Runs) -> None:
+    lost, kept = (runs.drift(name, 2, "fp8") for name in ("defect:scales_lost", "forced_fixed"))
+    assert lost.max() > kept.max()
+    assert runs.forced("defect:scales_lost", 2, "fp8")["restores"][1] > 0
+    assert runs.forced("forced_fixed", 2, "fp8")["restores"][1] == 0
+
+
+def test_a_wrong_merge_needs_no_retraction(runs: Runs) -> None:
+    drift = runs.cut(runs.drift("defect:wrong_log_base", 4))
+    # The prefill was handed over from one rank, so the first token is right; the next is not.
+    assert all(values[0] < NOISE for values in drift)
+    assert max(values[1] for values in drift) > NOISE
+    assert runs.forced("defect:wrong_log_base", 4)["restores"][1] == 0
+
+
+def test_with_a_hand_over_no_query_meets_an_empty_shard(runs: Runs) -> None:
+    known = condition("defect:empty_lse_zero")
+    assert known.defect is not None and known.defect.on_node
+    handed = replace(known, defect=replace(known.defect, on_node=False))
+    reference, _ = runs.reference("float32")
+    made = forced_run(runs.setting, handed, 4, "float32", reference)
+    assert np.array_equal(made["logprob"], runs.forced("forced_fixed", 4)["logprob"])
+    assert max(values[0] for values in runs.cut(runs.drift(known.name, 4))) > NOISE
+
+
+def test_forced_runs_say_the_references_tokens_and_free_ones_depend_on_the_seed(
+    runs: Runs,
+) -> None:
+    known = condition("forced_fixed")
+    reference, arrays = reference_run(runs.setting, "float32", "free")
+    drawn = free_run(runs.setting, known, 4, "float32")
+    assert np.array_equal(drawn["token"], arrays["token"])
+    other = free_run(replace(runs.setting, seed=1), known, 4, "float32")
+    assert not np.array_equal(drawn["token"], other["token"])
+    assert [len(o) for o in reference.tokens] == [
+        r.output_tokens for r in runs.setting.prompts.workload.requests
+    ]
+
+
+def test_the_silent_regime_holds_at_every_size_and_a_smaller_pool_raises(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = condition("forced_prefix")
+    for c in (2, 3, 8):
+        assert runs.forced("forced_prefix", c)["restores"].sum() > 0
+
+    def small(known: Condition, c: int, prompts: Prompts, running: int) -> NodeConfig:
+        config = node_config(known, c, prompts, running)
+        return replace(config, layout=replace(config.layout, num_pages=40))
+
+    monkeypatch.setattr(run_module, "node_config", small)
+    reference, _ = runs.reference("float32")
+    with pytest.raises(IndexError):
+        forced_run(runs.setting, known, 8, "float32", reference)

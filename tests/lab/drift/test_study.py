@@ -1,0 +1,254 @@
+"""The study as a whole: its rows, what a kill or a damaged file changes, and files read back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from kvlab.errors import StudyError
+from kvlab.lab.drift import Study, read_study, write_study
+from kvlab.lab.drift import study as study_module
+from kvlab.lab.drift.metrics import first_above
+from kvlab.lab.drift.prompts import Prompts
+from kvlab.lab.drift.results import EVENTS, POSITIONS, REQUESTS, SUMMARY, TOKENS
+from kvlab.lab.drift.study import DriftStudy, Task
+from kvlab.lab.drift.tables import MARGIN
+
+FRAMES = ("summary", "requests", "positions", "events", "tokens")
+
+
+@pytest.fixture(scope="module")
+def planned(checkpoint: Path, requests_: Prompts) -> DriftStudy:
+    return DriftStudy(
+        checkpoint, requests_, (1, 2), ("forced_prefix", "defect:nan_padding"), ("float32",)
+    )
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def done(planned: DriftStudy, kept: Path) -> Study:
+    return planned.run(jobs=1, cache=kept)
+
+
+def row_of(done: Study, name: object, c: object) -> Any:
+    """The row of a condition in the summary."""
+    table = done.summary
+    return table[(table["condition"] == name) & (table["dcp_size"] == c)].iloc[0]
+
+
+def requests_of(done: Study, name: str, c: int) -> Any:
+    """The rows of its requests, by rid."""
+    table = done.requests
+    return table[(table["condition"] == name) & (table["dcp_size"] == c)].set_index("rid")
+
+
+def equal(a: Study, b: Study) -> bool:
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(getattr(a, name), getattr(b, name), check_exact=True)
+    return True
+
+
+def test_what_a_condition_is_compared_with_is_taken_along(planned: DriftStudy) -> None:
+    assert [known.name for known in planned.known()] == [
+        "no_retraction", "forced_fixed", "forced_prefix", "defect:nan_padding",
+    ]  # fmt: skip
+    both = replace(planned, conditions=("defect:scales_lost",), dtypes=("float32", "fp8"))
+    rows = {(known.name, dtype) for known, _, dtype in both.points()}
+    assert ("defect:scales_lost", "fp8") in rows and ("forced_fixed", "fp8") in rows
+    assert ("defect:scales_lost", "float32") not in rows
+
+
+def test_conditions_that_are_one_run_are_run_once(planned: DriftStudy) -> None:
+    twice = replace(planned, conditions=("forced_prefix", "defect:widened_as_rows"))
+    assert len(twice.tasks()[1]) == len(replace(planned, conditions=("forced_prefix",)).tasks()[1])
+    assert len(twice.points()) == 8
+
+
+def test_tables_have_their_columns_and_one_row_each(done: Study) -> None:
+    assert tuple(done.summary.columns) == SUMMARY
+    assert tuple(done.requests.columns) == REQUESTS
+    assert tuple(done.positions.columns) == POSITIONS
+    assert tuple(done.events.columns) == EVENTS
+    assert tuple(done.tokens.columns) == TOKENS
+    assert len(done.summary) == 4 * 2 and len(done.requests) == 4 * 2 * 6
+    assert set(done.summary["label"]) == {"measured"}
+    assert done.origin["timeline"] == {
+        "condition": "forced_prefix", "dcp_size": 2, "dtype": "float32",
+    }  # fmt: skip
+
+
+def test_the_summary_is_what_its_requests_add_up_to(done: Study) -> None:
+    by_key: Any = done.requests.groupby(["condition", "dcp_size"], sort=False)
+    for (name, c), part in by_key:
+        row = row_of(done, name, c)
+        assert row["retractions"] == part["retractions"].sum()
+        assert row["max_abs_dlogprob"] == part["max_abs_dlogprob"].max()
+        assert row["nan_tokens"] == part["nan_tokens"].sum()
+        assert row["restored_requests"] == part["restored_at"].notna().sum()
+        assert row["repetition_rate"] == pytest.approx(part["repetition_rate"].mean())
+        assert row["diverged_requests"] == part["first_divergence"].notna().sum()
+        assert row["collateral_requests"] == part["collateral"].sum()
+
+
+def test_floor_zero_and_drift_are_where_they_belong(done: Study) -> None:
+    table: Any = done.summary.set_index(["condition", "dcp_size"])
+    calm = table.loc["no_retraction"]
+    assert (calm["floor"] == calm["max_abs_dlogprob"].max()).all()
+    assert (calm["retractions"] == 0).all() and (calm["restores"] == 0).all()
+    assert table.loc[("forced_fixed", 2), "restores_different"] == 0
+    assert table.loc[("forced_fixed", 2), "restores"] > 0
+    assert table.loc[("forced_prefix", 1), "max_from_fixed"] == 0
+    assert table.loc[("forced_prefix", 2), "max_from_fixed"] > 1e-3
+    assert (table.loc["defect:nan_padding", "nan_tokens"] > 0).all()
+
+
+def test_tokens_of_the_timeline_are_those_of_its_run(done: Study) -> None:
+    tokens: Any = done.tokens
+    rows, events = requests_of(done, "forced_prefix", 2), done.events
+    assert tokens.groupby("rid")["abs_dlogprob"].max().tolist() == rows["max_abs_dlogprob"].tolist()
+    assert tokens["step"].notna().all()
+    for rid, part in tokens.groupby("rid"):
+        assert part["step"].is_monotonic_increasing
+        back = rows.loc[rid, "restored_at"]
+        assert part["restored"].tolist() == [bool(at >= back) for at in part["position"]]
+        finished = events[(events["rid"] == rid) & (events["event"] == "finish")]
+        assert finished["step"].iloc[0] == part["step"].iloc[-1]
+
+
+def test_positions_count_every_finite_token_once(done: Study) -> None:
+    by_key: Any = done.positions.groupby(["condition", "dcp_size"])
+    for (name, c), part in by_key:
+        row = row_of(done, name, c)
+        mine = part[part["axis"] == "position"]
+        assert mine["tokens"].sum() == row["tokens"] - row["nan_tokens"]
+        assert mine["max"].max() == row["max_abs_dlogprob"]
+        assert (mine["p50"].dropna() <= mine["p90"].dropna()).all()
+
+
+def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
+    planned: DriftStudy, done: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(finished: int, total: int) -> None:
+        if finished == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        planned.run(jobs=1, cache=tmp_path, progress=kill)
+    assert len(list(tmp_path.glob("*.npz"))) == 7
+    made: list[Task] = []
+
+    def count(study: DriftStudy, task: Task, folder: Path) -> Task:
+        made.append(task)
+        return make(study, task, folder)
+
+    make = study_module._make
+    monkeypatch.setattr(study_module, "_make", count)
+    calls: list[tuple[int, int]] = []
+    again = planned.run(jobs=1, cache=tmp_path, progress=lambda a, b: calls.append((a, b)))
+    first, rest = planned.tasks()
+    assert len(made) == len(first) + len(rest) - 7
+    assert calls[-1] == (len(first) + len(rest),) * 2
+    assert equal(again, done)
+
+
+def test_a_damaged_file_is_named_and_made_again(
+    planned: DriftStudy, done: Study, kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = sorted(kept.glob("*.npz"))[:3]
+    whole = [path.read_bytes() for path in broken]
+    broken[0].write_bytes(whole[0][: len(whole[0]) // 2])
+    broken[1].write_bytes(b"")
+    with broken[2].open("wb") as out:
+        np.savez(out, other=np.zeros(1))
+    notes: list[str] = []
+    again = planned.run(jobs=1, cache=kept, note=notes.append)
+    assert sorted(note.split()[0] for note in notes) == [path.name for path in broken]
+    assert all("is damaged" in note and "is made again" in note for note in notes)
+    assert equal(again, done)
+    monkeypatch.setattr(study_module, "_make", None)  # now there is nothing to make
+    assert equal(planned.run(jobs=1, cache=kept), done)
+
+
+def test_another_seed_draws_other_tokens_and_keeps_the_forced_view(
+    planned: DriftStudy, done: Study, kept: Path
+) -> None:
+    small = replace(planned, conditions=("no_retraction",), dcp_sizes=(2,), seed=5)
+    found = small.run(jobs=1, cache=kept)
+    assert found.origin["seed"] == 5
+    mine, its = row_of(done, "no_retraction", 2), row_of(found, "no_retraction", 2)
+    assert its["max_abs_dlogprob"] == mine["max_abs_dlogprob"]
+
+
+def test_without_the_free_view_its_columns_are_empty(planned: DriftStudy, kept: Path) -> None:
+    only = replace(planned, conditions=("forced_prefix",), views=("forced",))
+    found = only.run(jobs=1, cache=kept)
+    for name in ("repetition_rate", "diverged_requests", "repeating_requests"):
+        assert found.summary[name].isna().all()
+    assert found.requests["edit_distance"].isna().all()
+
+
+def test_a_study_is_read_back_as_it_was_written(done: Study, tmp_path: Path) -> None:
+    write_study(done, tmp_path)
+    back = read_study(tmp_path)
+    for name in FRAMES:
+        pd.testing.assert_frame_equal(
+            getattr(back, name), getattr(done, name), check_dtype=False, check_exact=True
+        )
+    assert back.origin == json.loads(json.dumps(done.origin))
+    assert back.summary["defect"].tolist()[0] == ""
+
+
+def test_a_folder_that_holds_no_study_is_refused_by_the_file(done: Study, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"summary\.csv of '.*' FileNotFoundError"):
+        read_study(tmp_path)
+    write_study(done, tmp_path)
+    (tmp_path / "tokens.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(StudyError, match=r"tokens\.csv of '.*' has the columns a, b"):
+        read_study(tmp_path)
+    write_study(done, tmp_path)
+    (tmp_path / "origin.json").write_text("[]")
+    with pytest.raises(StudyError, match=r"origin\.json of '.*' ValueError: not an object"):
+        read_study(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StudyError, match="a study is written to a folder that can be made"):
+        write_study(done, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"dcp_sizes": ()}, r"dcp_sizes must name at least one value, each once: got \(\)"),
+        ({"dcp_sizes": (1, 1)}, r"each once: got \(1, 1\)"),
+        ({"dcp_sizes": (2, 0)}, r"a DCP size is at least 1: got 0 at place 1 of \(2, 0\)"),
+        ({"conditions": ("fixed",)}, "conditions are of no_retraction, .*: got 'fixed' at place 0"),
+        ({"dtypes": ("int8",)}, "dtypes are of float32, bfloat16, fp8: got 'int8' at place 0 of 1"),
+        ({"views": ("free",)}, "the forced view is the one that drift is measured in"),
+        ({"model": Path("nowhere")}, "a model is the folder of a checkpoint: 'nowhere' is none"),
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused(
+    changed: dict[str, object], sentence: str, planned: DriftStudy
+) -> None:
+    with pytest.raises(StudyError, match=sentence):
+        replace(planned, **changed)  # type: ignore[arg-type]
+
+
+def test_jobs_and_the_cache_are_asked_before_the_work(planned: DriftStudy, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="jobs counts processes, at least 1: got 0"):
+        planned.run(jobs=0)
+    (tmp_path / "file").touch()
+    with pytest.raises(StudyError, match="a cache is a folder that can be written"):
+        planned.run(jobs=1, cache=tmp_path / "file")
+
+
+def test_the_threshold_of_a_drift_is_twice_the_floor() -> None:
+    assert MARGIN == 2
+    assert first_above(np.array([1.9, 2.1]), MARGIN * 1.0) == 1
