@@ -20,7 +20,14 @@ from matplotlib.lines import Line2D
 from kvlab.lab.drift.conditions import DTYPES, condition
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
 from kvlab.lab.origin import Origin
-from kvlab.viz.drift_scale import TOLERANCE_TEXT, ZeroLog, legend_in, require_rows, tolerance_line
+from kvlab.viz.drift_scale import (
+    TOLERANCE_TEXT,
+    ZeroLog,
+    legend_in,
+    require_rows,
+    roomy,
+    tolerance_line,
+)
 from kvlab.viz.style import BLACK, BLUE, ORANGE, caption, figure
 
 ROW_IN = 0.25
@@ -54,7 +61,7 @@ def drift_by_condition_figure(
     wide = width == "double"
     lines = 2 if wide else 4
     rows_in = 0.5 + ROW_IN * len(shown)
-    fig = figure(width, height=rows_in + 0.55 + 0.19 * lines)
+    fig = roomy(figure(width, height=rows_in + 0.55 + 0.19 * lines))
     grid = fig.add_gridspec(2, len(dcp_sizes), height_ratios=[rows_in, 0.19 * lines])
     for j, size in enumerate(dcp_sizes):
         ax = fig.add_subplot(grid[0, j])

@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from kvlab.lab.drift.conditions import DTYPES, PREFIX, condition
 from kvlab.lab.drift.defects import defect
 from kvlab.lab.origin import Origin
-from kvlab.viz.drift_scale import require_rows
+from kvlab.viz.drift_scale import require_rows, roomy
 from kvlab.viz.style import BLACK, DARK_GREY, LIGHT_GREY, SKY, caption, figure
 
 ROW_IN = 0.235
@@ -73,7 +73,7 @@ def signature_figure(
     names = [n for n in dict.fromkeys(table["condition"]) if n.startswith(PREFIX)]
     require_rows(table[table["condition"].isin(names)], NEEDED, "a matrix of signatures")
     lines = [*([BASELINE] if (table["condition"] == BASELINE).any() else []), *names]
-    fig = figure(width, height=0.95 + ROW_IN * len(lines))
+    fig = roomy(figure(width, height=0.95 + ROW_IN * len(lines)))
     ax = fig.subplots()
     gap = 0.5
     for block, size in enumerate(dcp_sizes):

@@ -20,9 +20,9 @@ from kvlab.viz.drift_requests import drift_by_condition_figure
 from kvlab.viz.drift_scale import LOOKS, TOLERANCE_TEXT, ZeroLog
 from kvlab.viz.drift_signatures import NOT_THERE, signature_figure
 from kvlab.viz.drift_tokens import LEVELS, choose, glyph, level, tokens_figure
-from kvlab.viz.save import figure_definition, figure_title, save_figure
+from kvlab.viz.save import EXPORT_DPI, SCREEN_DPI, figure_definition, figure_title, save_figure
 from tests.viz.drift_tables import FLOORS, SIZES, tables
-from tests.viz.figure_checks import legend_words, nothing_overlaps
+from tests.viz.figure_checks import SETTLING_DRAWS, legend_words, nothing_overlaps
 from tests.viz.test_style import contrast
 
 ORIGIN = Origin("kvlab drift", 0, {"requests": 12}, "cpu (2 cores)", {"kvlab": "0"}, None, "2026")
@@ -68,6 +68,19 @@ def words_of(fig: Figure) -> list[str]:
 @pytest.mark.parametrize("name", list(MAKE))
 def test_legend_caption_and_axes_keep_apart(name: str) -> None:
     assert nothing_overlaps(MAKE[name]())
+
+
+@pytest.mark.parametrize("name", ["requests", "requests, single", "signatures"])
+def test_long_labels_stay_on_the_page_when_exported(name: str) -> None:
+    fig = MAKE[name]()
+    for _ in range(SETTLING_DRAWS):
+        fig.draw_without_rendering()
+    fig.set_layout_engine("none")
+    for dpi in (EXPORT_DPI, *SCREEN_DPI):
+        fig.set_dpi(dpi)
+        fig.draw_without_rendering()
+        labels = [label.get_window_extent() for label in fig.axes[0].get_yticklabels()]
+        assert min(box.x0 for box in labels) > 0, dpi
 
 
 @pytest.mark.parametrize("name", list(MAKE))
