@@ -91,7 +91,8 @@ def interval(hits: int, of: int) -> tuple[float, float]:
     share, z2 = hits / of, Z * Z / of
     middle = (share + z2 / 2) / (1 + z2)
     half = Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of)) / (1 + z2)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    # Rounding must not push an end past the share itself.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def answer(found: Signature) -> Answer:

@@ -13,7 +13,8 @@ from typing import Literal
 
 import pandas as pd
 
-from kvlab.lab.drift.conditions import CONDITIONS
+from kvlab.lab.drift.conditions import PREFIX
+from kvlab.lab.drift.defects import DEFECTS
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
 from kvlab.lab.drift.tables import MARGIN
 
@@ -128,7 +129,7 @@ def _tolerance(rows: pd.DataFrame, dtype: str) -> Verdict:
 
 
 def _cannot_act(summary: pd.DataFrame) -> Verdict:
-    names = {c.name for c in CONDITIONS if c.defect is not None and not c.defect.can_act(1)}
+    names = {PREFIX + d.name for d in DEFECTS if not d.can_act(1)}
     rows = summary[summary["condition"].isin(names) & (summary["dcp_size"] == 1)]
     # Without a hand-over the twin's prefill ran elsewhere; at c = 1 it is the same arithmetic.
     top = rows["max_from_fixed"].max()

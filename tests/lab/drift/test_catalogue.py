@@ -1,0 +1,107 @@
+"""Defects, conditions, prompts and nodes: the catalogue holds together."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvlab.errors import StudyError, WorkloadError
+from kvlab.lab.drift import CONDITIONS, DEFECTS, DTYPES, NAMES, condition, default_prompts, defect
+from kvlab.lab.drift.cells import CELLS, MERGES
+from kvlab.lab.drift.node import PAGE_SIZE, layout, node_config
+from kvlab.lab.drift.prompts import read_prompts
+from kvlab.lab.drift.study import RUNNING
+from tests.lab.drift.tiny_study import prompts_file
+
+
+def test_every_defect_has_its_code_its_condition_and_says_where_it_was_reported() -> None:
+    assert {d.name for d in DEFECTS} == CELLS.keys() | MERGES.keys()
+    for known in DEFECTS:
+        assert f"defect:{known.name}" in NAMES
+        assert (
+            known.source.startswith("sglang#") or known.hypothetical or "by reading" in known.source
+        )
+        assert known.what and known.tell_apart and set(known.dtypes) <= set(DTYPES)
+    assert len({d.title for d in DEFECTS}) == len(DEFECTS)
+    with pytest.raises(KeyError):
+        defect("none")
+
+
+def test_every_condition_differs_from_its_right_twin_by_its_defect_alone() -> None:
+    for known in CONDITIONS:
+        twin = condition(known.fixed)
+        assert twin.defect is None
+        assert twin.schedule == known.schedule
+        assert (known.defect is None) == (twin == known)
+
+
+def test_an_unknown_condition_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(StudyError, match=r"a condition is one of no_retraction, .*: got 'fixed'"):
+        condition("fixed")
+
+
+def test_the_stored_prompts_end_where_the_model_must_recall() -> None:
+    found = default_prompts()
+    assert len(found.tokens) == 48 and found.positions <= 512
+    for tokens, answer in zip(found.tokens, found.answers, strict=True):
+        text = bytes(tokens).decode("ascii")
+        first, last = text.split("\n")[0], text.rsplit("\nget", 1)[1]
+        pairs = dict(pair.split("=") for pair in first.removeprefix("set ").split())
+        asked = last.rsplit(" ", 1)[1]
+        assert asked.endswith("=") and pairs[asked[:-1]] == answer.decode()
+        assert all(pairs[p[:2]] == p[3:] for p in last.split()[:-1])
+
+
+def test_a_head_of_the_prompts_keeps_them_and_cuts_outputs() -> None:
+    found = default_prompts()
+    cut = found.head(3, 5)
+    assert cut.tokens == found.tokens[:3]
+    assert [r.output_tokens for r in cut.workload.requests] == [5, 5, 5]
+    assert found.head(48).workload.digest == found.workload.digest
+    with pytest.raises(WorkloadError, match=r"the study has 48 requests: got requests=49"):
+        found.head(49)
+    with pytest.raises(WorkloadError, match="got output_tokens=1, the bound is 2"):
+        found.head(3, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("{", "JSONDecodeError"),
+        ('{"prompt": "a"}', "KeyError"),
+        ('{"prompt": "", "answer": "", "output_tokens": 3}', "an empty prompt"),
+        ('{"prompt": "a", "answer": "", "output_tokens": 1}', "at least 2"),
+        ('{"prompt": "\\u00e9", "answer": "", "output_tokens": 3}', "UnicodeEncodeError"),
+        ("[]", "TypeError"),
+    ],
+)
+def test_a_bad_line_of_prompts_is_named(line: str, what: str, tmp_path: Path) -> None:
+    path = prompts_file(tmp_path / "p.jsonl")
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(WorkloadError, match=rf"line 7 of p\.jsonl gives .*{what}"):
+        read_prompts(path)
+
+
+def test_prompts_are_read_as_they_are_written(tmp_path: Path) -> None:
+    path = prompts_file(tmp_path / "p.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = read_prompts(path)
+    assert [bytes(t).decode() for t in found.tokens] == [line["prompt"] for line in lines]
+
+
+@pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
+def test_in_the_silent_regime_every_id_that_can_be_out_is_a_row(dcp_size: int) -> None:
+    prompts = default_prompts()
+    found = layout(condition("forced_prefix"), dcp_size, prompts, RUNNING)
+    used = RUNNING * found.pages_for(prompts.positions)
+    assert (used + 1) * found.widened_page_size <= found.rows_per_rank
+    assert found.page_size == PAGE_SIZE
+
+
+def test_only_the_natural_schedule_is_short() -> None:
+    prompts = default_prompts()
+    needs = RUNNING * prompts.positions
+    for name in ("no_retraction", "forced_fixed", "natural"):
+        config = node_config(condition(name), 4, prompts, RUNNING)
+        assert (config.layout.capacity_tokens < needs) == (name == "natural")
+        assert (config.force_retract_interval == 3) == (name == "forced_fixed")
