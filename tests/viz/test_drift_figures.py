@@ -1,6 +1,7 @@
 """Pictures of the drift study show the numbers of its tables, with words for all that they show."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -48,6 +49,12 @@ MAKE: dict[str, Callable[[], Figure]] = {
 }  # fmt: skip
 
 
+@cache
+def made(name: str) -> Figure:
+    """The figure of that name, made once for all tests that only look."""
+    return MAKE[name]()
+
+
 def lines_of(ax: Axes, label: str) -> list[float]:
     """Heights of the line that has that label."""
     (found,) = [line for line in ax.lines if line.get_label() == label]
@@ -67,7 +74,7 @@ def words_of(fig: Figure) -> list[str]:
 
 @pytest.mark.parametrize("name", list(MAKE))
 def test_legend_caption_and_axes_keep_apart(name: str) -> None:
-    assert nothing_overlaps(MAKE[name]())
+    assert nothing_overlaps(made(name))
 
 
 @pytest.mark.parametrize("name", ["requests", "requests, single", "signatures"])
@@ -85,7 +92,7 @@ def test_long_labels_stay_on_the_page_when_exported(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(MAKE))
 def test_each_picture_has_a_title_and_defines_drift_with_its_unit_and_status(name: str) -> None:
-    fig = MAKE[name]()
+    fig = made(name)
     text = figure_definition(fig)
     assert figure_title(fig) and "|Δℓ|" in text and "easured" in text
     if "signatures" not in name:
@@ -94,13 +101,13 @@ def test_each_picture_has_a_title_and_defines_drift_with_its_unit_and_status(nam
 
 @pytest.mark.parametrize("name", [name for name in MAKE if "sign" not in name and name != "tokens"])
 def test_the_reference_line_is_named_as_reported(name: str) -> None:
-    assert any("reported" in word for word in words_of(MAKE[name]()))
+    assert any("reported" in word for word in words_of(made(name)))
 
 
 @pytest.mark.parametrize("name", [name for name in MAKE if "signatures" not in name])
 def test_axes_with_numbers_say_what_and_in_which_unit(name: str) -> None:
-    labels = [ax.get_ylabel() for ax in MAKE[name]().axes]
-    labels += [ax.get_xlabel() for ax in MAKE[name]().axes]
+    axes = made(name).axes
+    labels = [label for ax in axes for label in (ax.get_xlabel(), ax.get_ylabel())]
     assert any("nats" in label or "step" in label for label in labels)
 
 
@@ -214,7 +221,7 @@ def test_a_bar_of_the_matrix_is_as_long_as_its_share() -> None:
 
 
 def test_a_hypothetical_defect_is_starred_and_the_star_explained() -> None:
-    fig = MAKE["signatures"]()
+    fig = made("signatures")
     names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
     starred = [name.split("*")[0] for name in names if "*" in name]
     assert starred == [found.title for found in DEFECTS if found.hypothetical]
@@ -249,7 +256,7 @@ def test_every_token_of_the_chosen_requests_is_a_letter_in_the_shade_of_its_drif
 
 
 def test_no_two_tokens_of_a_request_lie_in_one_cell() -> None:
-    fig = MAKE["tokens"]()
+    fig = made("tokens")
     places = [text.get_position() for text in fig.axes[0].texts]
     assert len(set(places)) == len(places)
 
