@@ -3,7 +3,6 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,8 +18,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     threads = torch.get_num_threads()
     recipe = smoke(given.seed) if given.smoke else Recipe(seed=given.seed)
-    if given.steps is not None:
-        recipe = replace(recipe, steps=given.steps)
     sample = Sample(windows=8, length=192, questions=2) if given.smoke else Sample()
     try:
         if given.threads is not None:
@@ -59,7 +56,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder without a training")
     parser.add_argument("--smoke", action="store_true", help="a few short steps, under a minute")
-    parser.add_argument("--steps", type=_whole, metavar="N", help="steps, default 2400")
     parser.add_argument("--seed", type=_whole, metavar="N", default=2026, help="default 2026")
     parser.add_argument(
         "--threads", type=_whole, metavar="N", help="threads of torch; else what torch takes"

@@ -87,15 +87,17 @@ def text(source: Bytes, length: int, rng: np.random.Generator) -> Bytes:
     return source[at : at + length]
 
 
-def recall(source: Bytes, length: int, rng: np.random.Generator, pairs: int) -> Recall:
-    """A sequence of ``length`` bytes: the pairs, then text and ``get`` lines in turn, cut off where
-    the length ends."""
+def recall(
+    source: Bytes, length: int, rng: np.random.Generator, pairs: int, filler: int = 160
+) -> Recall:
+    """A sequence of ``length`` bytes: the pairs, then up to ``filler`` bytes of text and a ``get``
+    line in turn, cut off where the length ends."""
     entries = _entries(pairs, rng)
     out = bytearray(b"set " + b" ".join(entries) + b"\n")
     asked: list[int] = []
     first_get = 0
     while len(out) < length:
-        out += bytes(text(source, int(rng.integers(0, 161)), rng)) + b"\nget"
+        out += bytes(text(source, int(rng.integers(0, filler + 1)), rng)) + b"\nget"
         first_get = first_get or len(out) - 3
         for i in rng.permutation(pairs).tolist():
             out += b" " + entries[i]
@@ -129,13 +131,28 @@ def _entries(pairs: int, rng: np.random.Generator) -> list[bytes]:
     return entries
 
 
-def batch(source: Bytes, rows: int, length: int, rng: np.random.Generator) -> Bytes:
-    """Training sequences ``(rows, length)``, uint8: the even ones plain text, the odd ones with 4
-    to 24 pairs to recall."""
-    lines = [
-        text(source, length, rng)
-        if i % 2 == 0
-        else recall(source, length, rng, int(rng.integers(4, 25))).data
-        for i in range(rows)
-    ]
-    return np.stack(lines)
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What a batch holds: ``rows`` sequences of ``length`` bytes, every ``plain``-th of them text
+    alone, the others with ``fewest`` to ``most`` pairs and up to ``filler`` bytes between lines."""
+
+    rows: int
+    length: int
+    fewest: int = 4
+    most: int = 24
+    filler: int = 160
+    plain: int = 2
+
+
+def batch(source: Bytes, mix: Mix, rng: np.random.Generator) -> tuple[Bytes, NDArray[np.bool_]]:
+    """Training sequences ``(rows, length)``, uint8, and which of their bytes are asked values."""
+    data = np.empty((mix.rows, mix.length), dtype=np.uint8)
+    asked = np.zeros((mix.rows, mix.length), dtype=bool)
+    for row in range(mix.rows):
+        if row % mix.plain == 0:
+            data[row] = text(source, mix.length, rng)
+            continue
+        pairs = int(rng.integers(mix.fewest, mix.most + 1))
+        made = recall(source, mix.length, rng, pairs, mix.filler)
+        data[row], asked[row, made.asked] = made.data, True
+    return data, asked

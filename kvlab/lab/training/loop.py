@@ -1,14 +1,20 @@
 """The training loop: steps, learning rate, log, and the weights as they are so far.
 
 Matrices of the layers are trained with Muon, all else (embedding, norms, convolutions, the decay's
-own weights) with AdamW. The rate warms up over 2 % of the steps and falls on a cosine to a tenth:
-of 100 steps the first two run at 50 % and 100 %, step 51 at 55 %, and the last at 10 %.
+own weights) with AdamW.
+
+To recall is learnt all at once or, in an hour, not at all: with 4 to 24 pairs in 512 bytes from the
+start, 4 million bytes taught nothing, with 1 to 3 pairs in 96 bytes half a million were enough. So
+a recipe has phases, from few pairs close by to many far away. A phase ends after ``steps``, or as
+soon as the model ranks the asked bytes first often enough (``until``, over the last 40 steps). The
+rate warms up over 40 steps, stays, and in the last phase falls on a cosine to a twentieth.
 """
 
 import json
 import math
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kvlab.lab.training.corpus import Corpus, batch
+from kvlab.lab.training.corpus import Corpus, Mix, batch
 from kvlab.lab.training.measure import bits_per_byte, recall_score
 
 LOG = "log.jsonl"
@@ -27,31 +33,54 @@ Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """``steps`` of ``rows`` sequences of ``length`` bytes; rates of the two optimizers; ``every``
-    steps a line of the log and a copy of the weights. The defaults made the shipped checkpoint."""
+class Phase:
+    """At most ``steps`` batches of ``mix``; ``until``: share of asked bytes ranked first that ends
+    the phase, None for never."""
 
-    steps: int = 2400
-    rows: int = 16
-    length: int = 512
+    steps: int
+    mix: Mix
+    until: float | None = None
+
+
+PHASES = (
+    Phase(500, Mix(rows=42, length=96, fewest=1, most=3, filler=8, plain=4), until=0.6),
+    Phase(500, Mix(rows=32, length=128, fewest=1, most=6, filler=16), until=0.85),
+    Phase(400, Mix(rows=16, length=256, fewest=2, most=12, filler=64), until=0.9),
+    Phase(1000, Mix(rows=8, length=512)),
+)
+WARM_STEPS, WINDOW = 40, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """``phases``; rates of the two optimizers; ``every`` steps a line of the log and a copy of the
+    weights. The defaults made the shipped checkpoint."""
+
+    phases: tuple[Phase, ...] = PHASES
     muon_rate: float = 0.02
     adam_rate: float = 3e-3
     weight_decay: float = 0.05
     seed: int = 2026
     every: int = 100
 
+    @property
+    def steps(self) -> int:
+        """The most steps that it can take."""
+        return sum(phase.steps for phase in self.phases)
+
 
 def smoke(seed: int) -> Recipe:
     """A few short steps, to show that the path is whole; the model learns next to nothing."""
-    return Recipe(steps=6, rows=4, length=192, every=3, seed=seed)
+    easy = Phase(3, Mix(rows=4, length=96, fewest=1, most=3, filler=8, plain=4), until=0.6)
+    return Recipe((easy, Phase(3, Mix(rows=4, length=192))), every=3, seed=seed)
 
 
-def factor(step: int, steps: int) -> float:
-    """Share of the full rate at a step, counted from 0."""
-    warm = max(1, steps // 50)
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+def factor(step: int, last: bool, steps: int, done: int) -> float:
+    """Share of the full rate at the ``step``-th step of a phase of ``steps``, counted from 0, with
+    ``done`` steps before it in the whole training; only the ``last`` phase lowers it."""
+    warm = min(1.0, (done + 1) / WARM_STEPS)
+    fall = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps)) if last else 1.0
+    return warm * fall
 
 
 def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -85,29 +114,57 @@ def train(
     rates = [group["lr"] for group in groups]
     lines: list[dict[str, float]] = []
     seen: list[float] = []
-    began = time.perf_counter()
-    for step in range(recipe.steps):
-        model.train()
-        share = factor(step, recipe.steps)
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate * share
-        data = torch.from_numpy(batch(corpus.train, recipe.rows, recipe.length, rng)).long()
-        loss = model(input_ids=data, labels=data, use_cache=False).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for stepper in steppers:
-            stepper.step()
-            stepper.zero_grad(set_to_none=True)
-        seen.append(float(loss.detach()))
-        if (step + 1) % recipe.every == 0 or step + 1 == recipe.steps:
-            lines.append(_line(model, corpus, recipe, step + 1, seen, time.perf_counter() - began))
-            seen = []
-            save(model, folder)
-            with log.open("a") as file:
-                file.write(json.dumps(lines[-1]) + "\n")
-        if told is not None:
-            told(step + 1, recipe.steps)
+    began, done, tokens = time.perf_counter(), 0, 0
+    for number, phase in enumerate(recipe.phases):
+        last = number + 1 == len(recipe.phases)
+        scores: deque[float] = deque(maxlen=WINDOW)
+        for step in range(phase.steps):
+            share = factor(step, last, phase.steps, done)
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate * share
+            loss, score = _step(model, corpus, phase.mix, steppers, rng)
+            seen.append(loss)
+            scores.append(score)
+            done, tokens = done + 1, tokens + phase.mix.rows * phase.mix.length
+            wanted = math.inf if phase.until is None else phase.until
+            learnt = len(scores) == WINDOW and sum(scores) / WINDOW >= wanted
+            over = learnt or step + 1 == phase.steps
+            if done % recipe.every == 0 or (over and last):
+                recalled = round(sum(scores) / len(scores), 4)
+                line: dict[str, float] = {"step": done, "phase": number + 1, "tokens": tokens}
+                line |= {"train_recall": recalled}
+                lines.append(line | _measured(model, corpus, seen, time.perf_counter() - began))
+                seen = []
+                save(model, folder)
+                with log.open("a") as file:
+                    file.write(json.dumps(lines[-1]) + "\n")
+            if told is not None:
+                told(done, recipe.steps)
+            if over:
+                break
     return lines
+
+
+def _step(
+    model: Any,
+    corpus: Corpus,
+    mix: Mix,
+    steppers: list[torch.optim.Optimizer],
+    rng: np.random.Generator,
+) -> tuple[float, float]:
+    """One step: the loss in nats a byte, and the share of asked bytes that were ranked first."""
+    model.train()
+    made, asked = batch(corpus.train, mix, rng)
+    data, places = torch.from_numpy(made).long(), torch.from_numpy(asked)[:, 1:]
+    output = model(input_ids=data, labels=data, use_cache=False)
+    output.loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for stepper in steppers:
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
+    right = output.logits.detach()[:, :-1].argmax(-1) == data[:, 1:]
+    recalled = float(right[places].float().mean()) if bool(places.any()) else 0.0
+    return float(output.loss.detach()), recalled
 
 
 def save(model: Any, folder: Path) -> None:
@@ -120,16 +177,13 @@ def save(model: Any, folder: Path) -> None:
             file.replace(folder / file.name)
 
 
-def _line(
-    model: Any, corpus: Corpus, recipe: Recipe, step: int, seen: list[float], seconds: float
-) -> dict[str, float]:
+def _measured(model: Any, corpus: Corpus, seen: list[float], seconds: float) -> dict[str, float]:
+    """What a line of the log says beside the step; sequences of 512 bytes whatever the phase."""
     model.train(False)
-    logits, length = plain_logits(model), recipe.length
-    bits = bits_per_byte(logits, corpus.held_out, sequences=16, length=length)
-    score = recall_score(logits, corpus.held_out, sequences=8, length=length, pairs=12)
+    logits = plain_logits(model)
+    bits = bits_per_byte(logits, corpus.held_out, sequences=16, length=512)
+    score = recall_score(logits, corpus.held_out, sequences=8, length=512, pairs=12)
     return {
-        "step": step,
-        "tokens": step * recipe.rows * length,
         "train_bits_per_byte": round(sum(seen) / len(seen) / math.log(2), 4),
         "held_out_bits_per_byte": round(bits, 4),
         "recall": round(score, 4),

@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvlab.errors import StudyError
-from kvlab.lab.training.corpus import Corpus, Recall, batch, question, read_corpus, recall, text
+from kvlab.lab.training.corpus import (
+    SYMBOLS,
+    Corpus,
+    Mix,
+    Recall,
+    batch,
+    question,
+    read_corpus,
+    recall,
+    text,
+)
 
 SOURCE = np.frombuffer(bytes(range(97, 123)) * 40, dtype=np.uint8)
 # Of the batch below, as the script that trained the shipped checkpoint drew it.
@@ -111,16 +121,19 @@ def test_a_question_asks_each_pair_once_at_places_that_only_sizes_decide(
 
 
 def test_a_batch_takes_text_and_recall_in_turn() -> None:
-    made = batch(SOURCE, 6, 256, np.random.default_rng(1))
-    assert made.shape == (6, 256)
+    made, asked = batch(SOURCE, Mix(rows=6, length=256), np.random.default_rng(1))
+    assert made.shape == asked.shape == (6, 256)
+    assert asked.any(axis=1).tolist() == [False, True] * 3
+    assert set(made[asked].tobytes()) <= set(SYMBOLS)
     assert [row.tobytes().startswith(b"set ") for row in made] == [False, True] * 3
     assert all(row.tobytes() in SOURCE.tobytes() for row in made[::2])
 
 
 def test_the_draws_are_those_that_the_shipped_checkpoint_was_trained_on() -> None:
-    made = batch(SOURCE, 4, 300, np.random.default_rng(2026))
+    mix = Mix(rows=4, length=300)
+    made, _ = batch(SOURCE, mix, np.random.default_rng(2026))
     assert hashlib.blake2b(made.tobytes(), digest_size=16).hexdigest() == DRAWN
-    again = batch(SOURCE, 4, 300, np.random.default_rng(2026))
+    again, _ = batch(SOURCE, mix, np.random.default_rng(2026))
     assert np.array_equal(made, again)
 
 

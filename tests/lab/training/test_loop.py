@@ -1,7 +1,6 @@
 """The loop: the rate's course, who trains what, a log that says what it was, and whole files."""
 
 import json
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,26 +13,47 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvlab.engine.model.tiny import new_tiny_model
-from kvlab.lab.training.corpus import Corpus
-from kvlab.lab.training.loop import LOG, Recipe, factor, optimizers, save, smoke, train
+from kvlab.lab.training.corpus import Corpus, Mix
+from kvlab.lab.training.loop import (
+    LOG,
+    WARM_STEPS,
+    WINDOW,
+    Phase,
+    Recipe,
+    factor,
+    optimizers,
+    save,
+    train,
+)
 from kvlab.lab.training.measure import CHANCE, bits_per_byte, recall_score, window_bits
 
 
-@given(st.integers(2, 5000))
-def test_the_rate_rises_to_all_of_it_and_falls_to_a_tenth(steps: int) -> None:
-    course = [factor(step, steps) for step in range(steps)]
-    warm = max(1, steps // 50)
-    assert course[warm - 1] == 1.0 == max(course)
-    assert all(a < b for a, b in pairwise(course[:warm]))
-    falling = course[warm - 1 :]
-    assert all(a >= b for a, b in pairwise(falling))
-    assert all(share >= 0.1 for share in falling)
-    assert factor(steps, steps) == pytest.approx(0.1)
+@given(st.integers(1, 5000), st.integers(0, 5000))
+def test_the_rate_rises_to_all_of_it_and_falls_in_the_last_phase_alone(
+    steps: int, done: int
+) -> None:
+    early = [factor(step, False, steps, done + step) for step in range(steps)]
+    assert all(a <= b for a, b in pairwise(early))
+    assert all(0 < share <= 1 for share in early)
+    assert early[-1] == min(1.0, (done + steps) / WARM_STEPS)
+    late = [factor(step, True, steps, WARM_STEPS + step) for step in range(steps)]
+    assert late[0] == 1.0 == max(late)
+    assert all(a > b for a, b in pairwise(late))
+    assert all(share >= 0.05 for share in late)
 
 
-def test_the_rate_of_the_worked_example() -> None:
-    shares = [factor(step, 100) for step in (0, 1, 51, 99)]
-    assert [round(share, 2) for share in shares] == [0.5, 1.0, 0.55, 0.1]
+def test_a_phase_ends_when_the_asked_bytes_are_ranked_first_often_enough(
+    tmp_path: Path, source: NDArray[np.uint8]
+) -> None:
+    corpus = Corpus(source, source, {"text": "letters"})
+    mix = Mix(rows=2, length=64, fewest=1, most=2, filler=4)
+    taken = []
+    for until in (0.0, 1.1):
+        phases = (Phase(WINDOW + 2, mix, until=until), Phase(2, mix))
+        recipe = Recipe(phases, every=10_000)
+        (line,) = train(new_tiny_model(3), corpus, recipe, tmp_path)
+        taken.append(line["step"])
+    assert taken == [WINDOW + 2, WINDOW + 4]
 
 
 def test_every_weight_is_trained_by_one_optimizer_matrices_of_layers_by_muon() -> None:
@@ -51,12 +71,14 @@ def test_every_weight_is_trained_by_one_optimizer_matrices_of_layers_by_muon() -
 def test_a_log_names_recipe_and_corpus_and_the_loss_falls(
     tmp_path: Path, source: NDArray[np.uint8]
 ) -> None:
-    corpus = Corpus(source, source[:400], {"text": "letters"})
-    recipe = replace(smoke(seed=5), steps=8, every=4, length=160)
+    corpus = Corpus(source, source, {"text": "letters"})
+    mix = Mix(rows=4, length=160)
+    recipe = Recipe((Phase(8, mix),), seed=5, every=4)
     told: list[tuple[int, int]] = []
     lines = train(new_tiny_model(5), corpus, recipe, tmp_path, lambda *at: told.append(at))
     header, *rows = [json.loads(row) for row in (tmp_path / LOG).read_text().splitlines()]
-    assert header["recipe"] == {**header["recipe"], "steps": 8, "seed": 5, "length": 160}
+    (phase,) = header["recipe"]["phases"]
+    assert (header["recipe"]["seed"], phase["steps"], phase["mix"]["length"]) == (5, 8, 160)
     assert header["corpus"] == {"text": "letters"}
     assert rows == lines
     assert [(row["step"], row["tokens"]) for row in rows] == [(4, 2560), (8, 5120)]
