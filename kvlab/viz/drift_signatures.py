@@ -9,6 +9,7 @@ Worked example: 12 of 40 restored requests that drift are "12/40" over a bar of 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Literal
 
 import pandas as pd
@@ -99,7 +100,10 @@ def signature_figure(
             ax.text(right + 0.3, y, word, fontsize=6.8, va="center")
         right += 2.6
     ax.set(xlim=(-0.1, right), ylim=(len(lines) - 0.4, -2.2), xticks=[])
-    ax.set_yticks(range(len(lines)), [_name(table, name) for name in lines], fontsize=7.5)
+    names = [_name(table, name) for name in lines]
+    if width == "single":
+        names = ["\n".join(wrap(name, 16)) for name in names]
+    ax.set_yticks(range(len(lines)), names, fontsize=7.5 if width == "double" else 6.2)
     ax.tick_params(length=0)
     for spine in ax.spines.values():
         spine.set_visible(False)
