@@ -4,14 +4,15 @@ Left, bits a byte of the training batches and of held-out text; right, the recal
 chance. Both against the bytes seen. The folder is one that ``kvlab.lab.training`` wrote; figure and
 footer come from its ``loss-curve.csv`` and ``measured.json``, and nothing is computed again.
 
-Worked example: after 2,400 steps of 16 sequences of 512 bytes the last point lies at 19.7 million
-bytes.
+Worked example: after 100 steps of 42 sequences of 96 bytes a point lies at 0.4 million bytes. A
+grey line stands before the first point of each later phase: its batches are another text.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,16 @@ from matplotlib.figure import Figure
 from kvlab.errors import KvlabError, StudyError
 from kvlab.lab.origin import Origin
 from kvlab.viz.save import save_figure
-from kvlab.viz.style import BLUE, DARK_GREY, ORANGE, VERMILLION, caption, figure
+from kvlab.viz.style import BLUE, DARK_GREY, LIGHT_GREY, ORANGE, VERMILLION, caption, figure
 
 NAME = "loss-curve"
-COLUMNS = ("tokens", "train_bits_per_byte", "held_out_bits_per_byte", "recall")
+COLUMNS = ("phase", "tokens", "train_bits_per_byte", "held_out_bits_per_byte", "recall")
 
 
 def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figure:
     """Two panels: loss and recall.
 
-    ``log``: the lines of a training (``tokens``, ``train_bits_per_byte``,
+    ``log``: the lines of a training (``phase``, ``tokens``, ``train_bits_per_byte``,
     ``held_out_bits_per_byte``, ``recall``); ``chance``: of a value byte, 0 to 1. Errors:
     StudyError for a table without these columns or without a row.
     """
@@ -43,9 +44,10 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
     fig = figure("double", height=2.6)
     left, right = fig.subplots(1, 2)
     seen = log["tokens"] / 1e6
-    left.plot(
-        seen, log["train_bits_per_byte"], "--s", color=ORANGE, label="training: half of it recall"
-    )
+    for at in _changes(log):
+        for ax in (left, right):
+            ax.axvline(at / 1e6, color=LIGHT_GREY, lw=1, zorder=0)
+    left.plot(seen, log["train_bits_per_byte"], "--s", color=ORANGE, label="training batches")
     left.plot(seen, log["held_out_bits_per_byte"], "-o", color=BLUE, label="held-out text")
     left.set(xlabel="bytes seen (millions)", ylabel="bits a byte", xlim=(0, None), ylim=(0, None))
     left.set_title("Loss")
@@ -63,9 +65,16 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
         "Bits a byte: mean cross-entropy of the next byte, base 2; training: mean over the steps "
         "since the point before, held-out: 16 windows of files that training never saw. Recall: "
         "share of the value bytes after a get that the model ranks first, over 8 sequences of "
-        "held-out text with 12 pairs. Measured.",
+        "held-out text with 12 pairs. Grey lines: phases of the training begin, with more pairs, "
+        "farther away. Measured.",
         origin,
     )
+
+
+def _changes(log: pd.DataFrame) -> list[float]:
+    """Bytes seen half-way between the last point of a phase and the first of the next."""
+    points = list(zip(log["phase"].tolist(), log["tokens"].tolist(), strict=True))
+    return [(a[1] + b[1]) / 2 for a, b in pairwise(points) if a[0] != b[0]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -78,9 +78,8 @@ def finish(folder: Path, sample: Sample, corpus: Corpus | None = None) -> None:
     table.to_csv(folder / CURVE, index=False, lineterminator="\n")
     recipe = header["recipe"]
     origin = collect_origin(
-        "python -m kvlab.lab.training OUT", int(recipe["seed"]),
-        {name: value for name, value in recipe.items() if name != "seed"}, "cpu",
-    )  # fmt: skip
+        "python -m kvlab.lab.training OUT", int(recipe["seed"]), _parameters(recipe), "cpu"
+    )
     facts = measure(load_model(folder), text, sample) | {
         "steps": lines[-1]["step"],
         "checkpoint": {
@@ -139,9 +138,9 @@ def read_log(folder: Path) -> tuple[dict[str, Any], list[dict[str, float]]]:
     try:
         rows = [json.loads(row) for row in place.read_text(encoding="utf-8").splitlines()]
         header, lines = rows[0], rows[1:]
-        if not lines or not {"recipe", "corpus"} <= set(header):
+        if not lines or not header["recipe"]["phases"] or not header["corpus"]["blake2b"]:
             raise ValueError(f"{len(rows)} lines and no finished step")
-    except (OSError, ValueError, IndexError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise StudyError(
             f"a training keeps a header and a line every few steps in {LOG}: {folder.name!r} has "
             f"none that can be read ({error.__class__.__name__}); name the folder of a training, "
@@ -154,9 +153,18 @@ def _standard_error(values: Sequence[float]) -> float:
     return round(statistics.stdev(values) / len(values) ** 0.5, 4) if len(values) > 1 else 0.0
 
 
+def _parameters(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What a footer has room for; the log holds the rest of each phase."""
+    given = {name: value for name, value in recipe.items() if name not in ("seed", "phases")}
+    steps, lengths = ([p["steps"] for p in recipe["phases"]],
+                      [p["mix"]["length"] for p in recipe["phases"]])  # fmt: skip
+    return {"phases_of_at_most": steps, "sequences_of": lengths} | given
+
+
 def _progress(folder: Path) -> str:
     try:
         header, lines = read_log(folder)
     except StudyError:
         return "weights or a log, and no finished line of it"
-    return f"{lines[-1]['step']} of {header['recipe']['steps']} steps"
+    most = sum(phase["steps"] for phase in header["recipe"]["phases"])
+    return f"{lines[-1]['step']} of at most {most} steps"

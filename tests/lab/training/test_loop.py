@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvlab.engine.model.tiny import new_tiny_model
+from kvlab.engine.model.tiny import new_tiny_model, training_kda
+from kvlab.lab.training import loop
 from kvlab.lab.training.corpus import Corpus, Mix
+from kvlab.lab.training.kda import chunk_kda
 from kvlab.lab.training.loop import (
     LOG,
     WARM_STEPS,
-    WINDOW,
     Phase,
     Recipe,
     factor,
@@ -43,17 +44,25 @@ def test_the_rate_rises_to_all_of_it_and_falls_in_the_last_phase_alone(
 
 
 def test_a_phase_ends_when_the_asked_bytes_are_ranked_first_often_enough(
-    tmp_path: Path, source: NDArray[np.uint8]
+    tmp_path: Path, source: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    corpus = Corpus(source, source, {"text": "letters"})
+    monkeypatch.setattr(loop, "WINDOW", 3)
+    corpus = Corpus(source, source[:400], {"text": "letters"})
     mix = Mix(rows=2, length=64, fewest=1, most=2, filler=4)
     taken = []
     for until in (0.0, 1.1):
-        phases = (Phase(WINDOW + 2, mix, until=until), Phase(2, mix))
-        recipe = Recipe(phases, every=10_000)
-        (line,) = train(new_tiny_model(3), corpus, recipe, tmp_path)
-        taken.append(line["step"])
-    assert taken == [WINDOW + 2, WINDOW + 4]
+        told: list[int] = []
+        phases = (Phase(5, mix, until=until), Phase(2, mix))
+        with training_kda(chunk_kda):
+            train(
+                new_tiny_model(3),
+                corpus,
+                Recipe(phases, every=10_000),
+                tmp_path,
+                lambda done, _, told=told: told.append(done),
+            )
+        taken.append(told)
+    assert taken == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]]
 
 
 def test_every_weight_is_trained_by_one_optimizer_matrices_of_layers_by_muon() -> None:
@@ -75,7 +84,8 @@ def test_a_log_names_recipe_and_corpus_and_the_loss_falls(
     mix = Mix(rows=4, length=160)
     recipe = Recipe((Phase(8, mix),), seed=5, every=4)
     told: list[tuple[int, int]] = []
-    lines = train(new_tiny_model(5), corpus, recipe, tmp_path, lambda *at: told.append(at))
+    with training_kda(chunk_kda):
+        lines = train(new_tiny_model(5), corpus, recipe, tmp_path, lambda *at: told.append(at))
     header, *rows = [json.loads(row) for row in (tmp_path / LOG).read_text().splitlines()]
     (phase,) = header["recipe"]["phases"]
     assert (header["recipe"]["seed"], phase["steps"], phase["mix"]["length"]) == (5, 8, 160)
