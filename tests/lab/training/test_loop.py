@@ -1,6 +1,7 @@
 """The loop: the rate's course, who trains what, a log that says what it was, and whole files."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -47,22 +48,23 @@ def test_a_phase_ends_when_the_asked_bytes_are_ranked_first_often_enough(
     tmp_path: Path, source: NDArray[np.uint8], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "WINDOW", 3)
-    corpus = Corpus(source, source[:400], {"text": "letters"})
+    corpus = Corpus(source, source, {"text": "letters"})
     mix = Mix(rows=2, length=64, fewest=1, most=2, filler=4)
     taken = []
     for until in (0.0, 1.1):
-        told: list[int] = []
+        told: list[tuple[int, int]] = []
         phases = (Phase(5, mix, until=until), Phase(2, mix))
         with training_kda(chunk_kda):
-            train(
-                new_tiny_model(3),
-                corpus,
-                Recipe(phases, every=10_000),
-                tmp_path,
-                lambda done, _, told=told: told.append(done),
-            )
+            recipe = Recipe(phases, every=10_000)
+            train(new_tiny_model(3), corpus, recipe, tmp_path, _into(told))
         taken.append(told)
-    assert taken == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]]
+    ended_at_3, ended_at_5 = taken
+    assert ended_at_3 == [(step, 7) for step in range(1, 6)]
+    assert ended_at_5 == [(step, 7) for step in range(1, 8)]
+
+
+def _into(told: list[tuple[int, int]]) -> Callable[[int, int], None]:
+    return lambda done, most: told.append((done, most))
 
 
 def test_every_weight_is_trained_by_one_optimizer_matrices_of_layers_by_muon() -> None:
@@ -85,7 +87,7 @@ def test_a_log_names_recipe_and_corpus_and_the_loss_falls(
     recipe = Recipe((Phase(8, mix),), seed=5, every=4)
     told: list[tuple[int, int]] = []
     with training_kda(chunk_kda):
-        lines = train(new_tiny_model(5), corpus, recipe, tmp_path, lambda *at: told.append(at))
+        lines = train(new_tiny_model(5), corpus, recipe, tmp_path, _into(told))
     header, *rows = [json.loads(row) for row in (tmp_path / LOG).read_text().splitlines()]
     (phase,) = header["recipe"]["phases"]
     assert (header["recipe"]["seed"], phase["steps"], phase["mix"]["length"]) == (5, 8, 160)
