@@ -33,7 +33,7 @@ from kvlab.lab.origin import Origin
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
 
 Floats = NDArray[np.float64]
-BAND = "#ECECEC"
+BAND = "#DDDDDD"
 MOST_TICKS = 7
 LEGEND_LINE_IN = 0.19
 ROOM_IN = 0.16
