@@ -46,13 +46,18 @@ def assemble(
     events, tokens, chosen = _timeline(data, find, lengths)
     whole = pd.concat(requests, ignore_index=True)
     return Study(
-        pd.DataFrame(summary)[[*SUMMARY]],
-        whole[[*REQUESTS]],
-        pd.DataFrame(positions)[[*POSITIONS]],
+        _rounded(pd.DataFrame(summary)[[*SUMMARY]]),
+        _rounded(whole[[*REQUESTS]]),
+        _rounded(pd.DataFrame(positions)[[*POSITIONS]]),
         events,
-        tokens,
+        _rounded(tokens),
         {**origin, "timeline": chosen},
     )
+
+
+def _rounded(frame: pd.DataFrame) -> pd.DataFrame:
+    """Six digits of every float: what is left is noise, and twice the size of a file."""
+    return frame.map(lambda x: float(f"{x:.6g}") if isinstance(x, float) else x)
 
 
 def _data(find: Find, known: Condition, dcp_size: int, dtype: str) -> RunData:

@@ -61,7 +61,7 @@ CONDITIONS = (
     ),
     Condition("natural", "retraction when memory is short", "natural", dtypes=("float32",)),
     Condition("recompute", "forced, restored by recompute", "forced", "recompute",
-              dtypes=("float32", "bfloat16")),
+              dtypes=("float32",)),
     *(
         Condition(PREFIX + found.name, found.title, found.schedule, "backup", found, found.dtypes)
         for found in DEFECTS
