@@ -93,6 +93,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--seed", type=whole(0), default=0, metavar="N", help="of the tokens drawn (%(default)s)"
     )
+    what.add_argument(
+        "--temperature",
+        type=float,
+        default=0.7,
+        metavar="T",
+        help="of the tokens drawn (%(default)s); repetition depends on it",
+    )
     work = parser.add_argument_group("how it is run")
     work.add_argument(
         "--jobs", type=whole(1), metavar="N", help="processes (default: as many as cores)"
@@ -140,6 +147,7 @@ def run(given: argparse.Namespace) -> int:
         conditions=given.conditions,
         dtypes=given.dtypes or (QUICK_DTYPES if quick else DTYPES),
         seed=given.seed,
+        temperature=given.temperature,
     )
     try:
         with progress("run") as told:

@@ -5,8 +5,9 @@ repetition, at DCP 1 as well. Which defect can do that? The rules, applied to th
 
     cannot     bit-identical to the run with the fix: it does not act at c = 1
     cannot     the share of restored requests that it touches is below 4 of 48
-    does not   it repeats in more requests than 4 of 48 (as it stands here)
-    can        requests repeat, and 4 of 48 lies within what that share may be by chance
+    does not   whoever is touched repeats, and more than 4 of 48 are: it would show in more
+    can        requests repeat, as many as 4 of 48 or more. More is no objection: how many of those
+               that are touched fall into a loop depends on how tokens are drawn
     may        it touches enough requests, but repeats in fewer here: a tiny model that draws its
                tokens falls into loops less easily than a large one that is greedy
 
@@ -27,6 +28,8 @@ from kvlab.lab.drift.defects import DEFECTS, Defect
 REPORTED = (4, 48)
 Judgement = Literal["cannot", "does not", "can", "may", "not measured"]
 Z = 1.96
+#: From which share on of those that are touched repetition is no matter of chance.
+SURE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ def interval(hits: int, of: int) -> tuple[float, float]:
 def answer(found: Signature) -> Answer:
     """The rules of the module, in their order."""
     target = REPORTED[0] / REPORTED[1]
+    reported = f"{REPORTED[0]} of {REPORTED[1]}"
     n, touched, repeating = found.restored, found.drifting, found.repeating
     if n == 0 or repeating is None:
         return Answer(found, "not measured", "no request was restored, or no free-running view")
@@ -108,10 +112,12 @@ def answer(found: Signature) -> Answer:
         return Answer(found, "cannot", f"it touches {touched} of {n} restored requests only")
     low, high = interval(repeating, n)
     share = f"{repeating} of {n} restored requests repeat, {touched} drift"
+    if low > target and repeating >= SURE * touched:
+        return Answer(found, "does not", f"{share}: nearly all that are touched")
     if low > target:
-        return Answer(found, "does not", f"{share}: more than {REPORTED[0]} of {REPORTED[1]}")
+        return Answer(found, "can", f"{share}: more than {reported}, as these were drawn")
     if repeating and high >= target:
-        return Answer(found, "can", f"{share}: {REPORTED[0]} of {REPORTED[1]} is within chance")
+        return Answer(found, "can", f"{share}: {reported} is within chance")
     return Answer(found, "may", f"{share}: enough are touched, too few repeat here")
 
 
@@ -130,7 +136,7 @@ def text(summary: pd.DataFrame) -> list[str]:
     ]
     for judgement, says in (
         ("cannot", f"cannot produce {reported} at c = 1"),
-        ("does not", f"act at c = 1, but in another proportion than {reported}"),
+        ("does not", f"act at c = 1, but would show in more than {reported}"),
         ("can", f"can produce {reported} at c = 1"),
         ("may", "act at c = 1 on enough requests, but do not repeat often enough here"),
         ("not measured", "were not measured"),

@@ -3,7 +3,8 @@
 *Forced*: every token is the reference's, so that a position means the same in every run, and what
 the run would have said is in its logprobs. *Free*: tokens are drawn, by a sampler that depends on
 (seed, request, position) only. It is not greedy because a tiny model left to its likeliest token
-falls into loops by itself, and those would drown the loops that a defect makes.
+falls into loops by itself, and those would drown the loops that a defect makes; at temperature 1
+draws break up loops of either kind. 0.7 lies between: how many requests repeat depends on it.
 
 The reference: one rank, no retraction, one request a forward (``batch_invariant``), same dtype.
 """
@@ -42,19 +43,19 @@ from kvlab.memory import PagedTokenToKVPoolAllocator
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ROWS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-TEMPERATURE = 1.0
 Arrays = dict[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What all runs of a study share: ``model``: a folder; ``prompts``; ``running`` requests at
-    once; ``seed`` of the free view."""
+    once; ``seed`` and ``temperature`` of the free view."""
 
     model: str
     prompts: Prompts
     running: int
     seed: int
+    temperature: float = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ def reference_run(setting: Setting, dtype: str, view: str) -> tuple[Reference, A
     Returns it, and as arrays: ``token`` int32 and ``logprob`` float32, one a token.
     """
     calm = condition("no_retraction")
-    sampler: Sampler = Greedy() if view == "forced" else Drawn(Seeded(setting.seed, TEMPERATURE))
+    sampler: Sampler = (
+        Greedy() if view == "forced" else Drawn(Seeded(setting.seed, setting.temperature))
+    )
     lines: dict[int, list[Tensor]] = {}
     cells = _cells(setting, calm, 1, dtype, sampler, batch_invariant=True)
     cells.watch = lambda rid, position, logprobs: lines.setdefault(rid, []).append(logprobs)
@@ -133,7 +136,7 @@ def forced_run(
 def free_run(setting: Setting, known: Condition, dcp_size: int, dtype: str) -> Arrays:
     """``token`` int32 and ``logprob`` float32 of what was drawn, request after request; ``events``
     as in ``forced_run``."""
-    sampler = Drawn(Seeded(setting.seed, TEMPERATURE))
+    sampler = Drawn(Seeded(setting.seed, setting.temperature))
     cells = _cells(setting, known, dcp_size, dtype, sampler)
     events = _play(setting, known, dcp_size, cells)
     streams = [cells.streams[rid] for rid in sorted(cells.streams)]

@@ -10,6 +10,7 @@ study that is killed goes on where it stopped. Importing this module imports tra
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,7 +64,7 @@ class DriftStudy:
         conditions: names; the right twin of each, and ``no_retraction``, are taken along.
         dtypes: of ``DTYPES``; a condition is run in those that it has.
         views: "forced" or both.
-        seed: of the free view.
+        seed, temperature: of the free view.
 
     Errors: StudyError for an unknown name, an empty or repeated list, a model that is no folder.
     """
@@ -75,6 +76,7 @@ class DriftStudy:
     dtypes: tuple[str, ...] = DTYPES
     views: tuple[str, ...] = VIEWS
     seed: int = 0
+    temperature: float = 0.7
 
     def __post_init__(self) -> None:
         for name, axis, known in (
@@ -101,6 +103,11 @@ class DriftStudy:
                 f"the forced view is the one that drift is measured in: got views={self.views}; "
                 f"add 'forced'"
             )
+        if not 0 < self.temperature < math.inf:
+            raise StudyError(
+                f"temperature must be finite and above 0: got {self.temperature!r}; the free view "
+                f"draws its tokens, 0.01 is as good as the likeliest"
+            )
         if not Path(self.model).is_dir():
             raise StudyError(
                 f"a model is the folder of a checkpoint: {str(self.model)!r} is none; pass one "
@@ -110,7 +117,7 @@ class DriftStudy:
     @cached_property
     def setting(self) -> Setting:
         """What all runs share."""
-        return Setting(str(self.model), self.prompts, RUNNING, self.seed)
+        return Setting(str(self.model), self.prompts, RUNNING, self.seed, self.temperature)
 
     def known(self) -> list[Condition]:
         """The conditions, with those that they are compared with, in the order of the catalogue."""
@@ -153,6 +160,7 @@ class DriftStudy:
             "conditions": list(self.conditions),
             "dtypes": list(self.dtypes),
             "views": list(self.views),
+            "temperature": self.temperature,
         }
 
     def run(
@@ -224,7 +232,7 @@ class DriftStudy:
     def _key(self, task: Task) -> str:
         facts = [*self._facts, task.view, _runs_as(task.name), task.dcp_size, task.dtype]
         # Neither what was drawn nor its reference depends on anything else.
-        facts += [self.seed if task.view == "free" else None]
+        facts += [self.seed, self.temperature] if task.view == "free" else []
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     @cached_property

@@ -30,7 +30,8 @@ def test_a_defect_that_is_bit_identical_at_one_rank_cannot() -> None:
         ({"repeating_restored": 4}, "can"),
         ({"repeating_restored": 1}, "can"),  # up to 11 % may be behind 1 of 48
         ({"repeating_restored": 0}, "may"),
-        ({"repeating_restored": 30}, "does not"),
+        ({"repeating_restored": 30}, "can"),  # fewer, if drawn otherwise
+        ({"repeating_restored": 47}, "does not"),
         ({"drifting_restored": 0, "repeating_restored": 0}, "cannot"),
         ({"restored_requests": 0}, "not measured"),
         ({"repeating_restored": float("nan")}, "not measured"),

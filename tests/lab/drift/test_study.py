@@ -230,6 +230,7 @@ def test_a_folder_that_holds_no_study_is_refused_by_the_file(done: Study, tmp_pa
         ({"dcp_sizes": (2, 0)}, r"a DCP size is at least 1: got 0 at place 1 of \(2, 0\)"),
         ({"conditions": ("fixed",)}, "conditions are of no_retraction, .*: got 'fixed' at place 0"),
         ({"dtypes": ("int8",)}, "dtypes are of float32, bfloat16, fp8: got 'int8' at place 0 of 1"),
+        ({"temperature": 0.0}, r"temperature must be finite and above 0: got 0\.0"),
         ({"views": ("free",)}, "the forced view is the one that drift is measured in"),
         ({"model": Path("nowhere")}, "a model is the folder of a checkpoint: 'nowhere' is none"),
     ],
