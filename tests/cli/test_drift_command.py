@@ -117,7 +117,8 @@ def test_every_option_reaches_the_study(
     assert (study.dcp_sizes, study.conditions, study.dtypes) == ((1, 2, 4, 8), NAMES, DTYPES)
     assert (study.seed, given["jobs"], given["cache"]) == (0, None, None)
     study, given = planned(
-        run, monkeypatch, *base, "--seed", 3, "--temperature", 0.5, "--jobs", 2, "--cache", tmp_path, "--requests", 5,
+        run, monkeypatch, *base, "--seed", 3, "--temperature", 0.5, "--jobs", 2,
+        "--cache", tmp_path, "--requests", 5,
         "--dcp-sizes", "3", "--dtypes", "fp8,float32", "--conditions", "natural",
     )  # fmt: skip
     assert (study.seed, given["jobs"], given["cache"]) == (3, 2, tmp_path)
