@@ -123,7 +123,7 @@ def _definition(judged: bool) -> str:
     return text + (
         (
             " Last column, from the signs at c = 1: cannot: no bit changes, or too few drift; "
-            "does not: more repeat than 4 of 48; can: 4 of 48 is within chance; may: enough drift, "
+            "does not: nearly all that drift repeat; can: 4 of 48 repeat or more; may: enough drift, "
             "too few repeat here. 4 of 48 is reported."
         )
         if judged
