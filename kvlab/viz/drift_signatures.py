@@ -123,8 +123,8 @@ def _definition(judged: bool) -> str:
     return text + (
         (
             " Last column, from the signs at c = 1: cannot: no bit changes, or too few drift; "
-            "does not: nearly all that drift repeat; can: 4 of 48 repeat or more; may: enough drift, "
-            "too few repeat here. 4 of 48 is reported."
+            "does not: nearly all that drift repeat; can: 4 of 48 repeat or more; may: "
+            "enough drift, too few repeat here. 4 of 48 is reported."
         )
         if judged
         else ""
