@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -227,7 +228,10 @@ class DriftStudy:
                 yield _make(self, task, folder)
             return
         pool = Parallel(n_jobs=workers, return_as="generator_unordered")
-        yield from pool(delayed(_make)(self, task, folder) for task in missing)
+        with warnings.catch_warnings():
+            # The first bfloat16 operation of a process takes 300 MB, for which joblib replaces it.
+            warnings.filterwarnings("ignore", message="A worker stopped")
+            yield from pool(delayed(_make)(self, task, folder) for task in missing)
 
     def _key(self, task: Task) -> str:
         facts = [*self._facts, task.view, _runs_as(task.name), task.dcp_size, task.dtype]
