@@ -135,24 +135,26 @@ def text(summary: pd.DataFrame) -> list[str]:
         f"forced retraction, at DCP 1 as well. No public thread shows the log."
     ]
     for judgement, says in (
-        ("cannot", f"cannot produce {reported} at c = 1"),
-        ("does not", f"act at c = 1, but would show in more than {reported}"),
-        ("can", f"can produce {reported} at c = 1"),
-        ("may", "act at c = 1 on enough requests, but do not repeat often enough here"),
-        ("not measured", "were not measured"),
+        ("cannot", f"These cannot produce {reported} at c = 1"),
+        ("does not", f"These act at c = 1, but would show in more than {reported}"),
+        ("can", f"These can produce {reported} at c = 1"),
+        ("may", "These act at c = 1 on enough requests, but do not repeat often enough here"),
+        ("not measured", "These were not measured"),
     ):
         group = [a for a in given if a.judgement == judgement]
         if group:
-            each = "; ".join(f"{a.signature.defect.title}: {a.why}" for a in group)
-            lines.append(
-                f"{len(group)} {'defect' if len(group) == 1 else 'defects'} {says}. {each}."
-            )
+            each = "; ".join(f"{_named(a.signature.defect)}: {a.why}" for a in group)
+            lines.append(f"{says} ({len(group)}). {each}.")
     open_ = [a.signature.defect for a in given if a.judgement in ("can", "may")]
     if open_:
         each = " ".join(f"{d.title[0].upper()}{d.title[1:]}: {d.tell_apart}." for d in open_)
         lines.append(f"What would tell them apart on a real server. {each}")
     lines += [_base_rate(summary), UNKNOWN]
     return [line for line in lines if line]
+
+
+def _named(found: Defect) -> str:
+    return found.title + (" (hypothetical)" if found.hypothetical else "")
 
 
 UNKNOWN = (
