@@ -56,7 +56,7 @@ class StatePool:
 
     def free(self, slot: int) -> None:
         """Give a slot back. Errors: PoolError for one that is not in use."""
-        slot = self._require_used(slot)
+        slot = self.require_used(slot)
         self._used.remove(slot)
         self._free.append(slot)
 
@@ -64,9 +64,19 @@ class StatePool:
         """State slots that can still be taken."""
         return len(self._free)
 
+    def require_used(self, slot: int) -> int:
+        """The slot, when it is in use. Errors: PoolError for one that nobody holds."""
+        slot = require_index("state slot", slot)  # True would pass for 1 and index otherwise
+        if slot not in self._used:
+            raise PoolError(
+                f"a state slot must be in use: got {slot} of 1..{self.slots} "
+                f"({len(self._used)} in use); slot 0 is reserved; call alloc() first"
+            )
+        return slot
+
     def get_cpu_copy(self, slot: int) -> StateBackup:
         """Copy one request's state to the host. Errors: PoolError for an unused slot."""
-        slot = self._require_used(slot)
+        slot = self.require_used(slot)
         return StateBackup(
             self.conv[:, slot].cpu().clone(),
             self.temporal[:, slot].cpu().clone(),
@@ -80,7 +90,7 @@ class StatePool:
 
     def check_load(self, backup: StateBackup, slot: int) -> int:
         """The slot, once nothing stands against ``load_cpu_copy``; writes nothing."""
-        slot = self._require_used(slot)
+        slot = self.require_used(slot)
         for name, has, place in (
             ("conv", backup.conv, self.conv),
             ("temporal", backup.temporal, self.temporal),
@@ -106,12 +116,3 @@ class StatePool:
         if bool(self.conv[:, 0].any()) or bool(self.temporal[:, 0].any()):
             broken.append("the reserved state slot 0 was written")
         return broken
-
-    def _require_used(self, slot: int) -> int:
-        slot = require_index("state slot", slot)  # True would pass for 1 and index otherwise
-        if slot not in self._used:
-            raise PoolError(
-                f"a state slot must be in use: got {slot} of 1..{self.slots} "
-                f"({len(self._used)} in use); slot 0 is reserved; call alloc() first"
-            )
-        return slot

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, owner_of, row_of
+from kvlab.index.layout import require_index
 from kvlab.index.spaces import require_within
 
 
@@ -87,13 +88,11 @@ def plan_step(
 
     Cost: a few operations on ``(B, longest)`` a rank. Errors: IndexSpaceError for a request shorter
     than T or one that does not start at position 0, a slot that is never handed out, a run whose
-    slots and positions disagree about the owner, and a count of state slots that is not B.
+    slots and positions disagree about the owner, a new token whose slot holds another position
+    (rows that are only read may be shared), and state slots that are not B different ones.
     """
     lens = _checked_lens(slots, new_tokens)
-    if state_slots is not None and len(state_slots) != len(slots):
-        raise IndexSpaceError(
-            f"each request has one state slot: got {len(state_slots)} for {len(slots)} requests"
-        )
+    states = None if state_slots is None else _checked_states(state_slots, len(slots))
     length, longest = torch.tensor(lens)[:, None], max(lens)
     c, turn = layout.dcp_size, layout.interleave
     columns = -(-longest // (c * turn)) * turn  # positions of the rank that holds most
@@ -105,6 +104,7 @@ def plan_step(
     _check_owners(table[:, :longest], every[:longest] < length, owners[:longest], layout)
     positions = length - new_tokens + torch.arange(new_tokens)
     written = torch.gather(table, 1, positions).reshape(-1)
+    _check_written(table[every < length], written)
     # Rank after rank: (c, L) positions and (c, B, L) rows.
     grid = every.view(-1, c, turn).transpose(0, 1).reshape(c, columns)
     by_rank = table.view(len(slots), -1, c, turn).permute(2, 0, 1, 3).reshape(c, -1)
@@ -115,7 +115,8 @@ def plan_step(
     for token, owner in enumerate(owners[positions].view(-1).tolist()):
         stored[owner].append(token)
     shards = []
-    for rank, (tokens, keys) in enumerate(zip(stored, _keys(longest, c, turn), strict=True)):
+    held = _keys(longest, c, turn)
+    for rank, (tokens, keys) in enumerate(zip(stored, held, strict=True)):
         # Padding became row 0, so these are not a run that localize() could take; the owners of
         # all of them were checked above.
         mine = ids[rank, :, :keys].reshape(-1).to(device)
@@ -141,8 +142,9 @@ def plan_step(
         write_slots=written.to(device),
         positions=positions.to(device),
         shards=tuple(shards),
-        visible=seen.to(device),
-        state_slots=None if state_slots is None else torch.tensor(list(state_slots), device=device),
+        # With turns of more than one position the last one may be cut short on every rank.
+        visible=seen[..., : max(held)].to(device),
+        state_slots=None if states is None else torch.tensor(states, device=device),
     )
 
 
@@ -153,12 +155,18 @@ def _keys(longest: int, c: int, turn: int) -> list[int]:
 
 
 def _checked_lens(slots: Sequence[WidenedSlots], new_tokens: int) -> list[int]:
-    if not slots or new_tokens < 1:
+    if not slots or require_index("new_tokens", new_tokens) < 1:
         raise IndexSpaceError(
             f"a step has at least one request and one new token: got {len(slots)} requests, "
             f"{new_tokens} new tokens"
         )
     for i, run in enumerate(slots):
+        given: object = run
+        if not isinstance(given, WidenedSlots):
+            raise IndexSpaceError(
+                f"a request names its slots as WidenedSlots: request {i} of {len(slots)} has a "
+                f"{type(given).__name__}; pass table.slots(row)"
+            )
         if run.start != 0 or len(run) < new_tokens:
             raise IndexSpaceError(
                 f"a request names all its positions from 0, its {new_tokens} new ones last: "
@@ -166,6 +174,36 @@ def _checked_lens(slots: Sequence[WidenedSlots], new_tokens: int) -> list[int]:
                 f"table.slots(row)"
             )
     return [len(run) for run in slots]
+
+
+def _checked_states(state_slots: Sequence[int], requests: int) -> list[int]:
+    found = [require_index("state slot", slot) for slot in state_slots]
+    if len(found) != requests:
+        raise IndexSpaceError(
+            f"each request has one state slot: got {len(found)} for {requests} requests"
+        )
+    twice = [slot for i, slot in enumerate(found) if slot in found[:i]]
+    if twice or min(found) < 1:
+        raise IndexSpaceError(
+            f"each request has a state slot of its own, from 1: got "
+            f"{f'{twice[0]} for two requests' if twice else min(found)} among {requests}; call "
+            f"pools.alloc_state() for each"
+        )
+    return found
+
+
+def _check_written(all_slots: Tensor, written: Tensor) -> None:
+    """A slot that is written holds one position of one request: a second one would read it."""
+    once = len(set(written.tolist())) == len(written)
+    if once and int(torch.isin(all_slots, written).sum()) == len(written):
+        return
+    slots, times = torch.unique(all_slots, return_counts=True)
+    bad = int(slots[torch.isin(slots, written) & (times > 1)][0])
+    raise IndexSpaceError(
+        f"a new token is written to a slot of its own: slot {bad} stands at "
+        f"{int((all_slots == bad).sum())} positions of the step's {len(all_slots)}; pass slots "
+        f"that the allocator handed out for these tokens"
+    )
 
 
 def _check_owners(table: Tensor, written: Tensor, by_position: Tensor, layout: DcpLayout) -> None:

@@ -9,6 +9,7 @@ import torch
 from kvlab.engine.model.shape import ModelShape
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index.layout import require_int
 from kvlab.memory import (
     HostArena,
     KvBackup,
@@ -32,6 +33,8 @@ class ModelPools:
         dtype: of the rows; fp8 rows have a float32 scale each (``pool.scales``). State is float32
             whatever the model computes in.
         host_bytes: host memory for the backups of each rank; None means no bound.
+
+    Errors: LayoutError for a count below 1, PoolError for a dtype that cannot be stored.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class ModelPools:
         device: str | torch.device = "cpu",
         host_bytes: int | None = None,
     ) -> None:
+        require_int("requests", requests, 1, "requests that may hold a state at once")
         self.shape, self.layout = shape, layout
         self.ranks = [
             MLATokenToKVPool(
@@ -53,7 +57,7 @@ class ModelPools:
                 kv_lora_rank=shape.kv_lora_rank,
                 qk_rope_head_dim=shape.qk_rope_head_dim,
                 dtype=dtype,
-                scaled=dtype.itemsize == 1,
+                scaled=dtype in (torch.float8_e4m3fn, torch.float8_e5m2),
                 device=device,
                 host=HostArena(host_bytes, grain=_GRAIN),
             )

@@ -25,10 +25,10 @@ from kvlab.engine.model.cache import StepCache
 from kvlab.engine.model.plan import plan_step
 from kvlab.engine.model.pools import ModelPools
 from kvlab.engine.model.shape import model_shape
-from kvlab.engine.model.step import STEP, Form, Merge, Step
+from kvlab.engine.model.step import STEP, Form, Merge, Step, require_form
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.index.layout import require_int
+from kvlab.index.layout import require_index, require_int
 
 
 class ShardedModel:
@@ -62,6 +62,7 @@ class ShardedModel:
         select_padding: bool = True,
     ) -> None:
         shape = model_shape(model.config)
+        require_form(form)
         register()
         model.set_attn_implementation(NAME)
         model.train(False)
@@ -112,13 +113,20 @@ class ShardedModel:
             state_slots: of each request; None where the model keeps no state.
             keep: logits of how many last tokens; 0: of all T.
 
-        Returns logits ``(B, keep or T, vocabulary)``. Errors: PoolError for a shape of ``tokens``
-        that is not (B, T) or missing state slots, IndexSpaceError as ``plan_step``.
+        Returns logits ``(B, keep or T, vocabulary)``. Errors: PoolError for ``tokens`` that are
+        not (B, T) ids of the vocabulary, more to keep than T, or state slots that are missing or
+        nobody's; IndexSpaceError as ``plan_step``.
         """
-        if tokens.dim() != 2 or tokens.shape[0] != len(slots):
+        self._require_tokens(tokens, 2)
+        if tokens.shape[0] != len(slots):
             raise PoolError(
                 f"tokens must be (requests, new tokens), one line a request: got "
                 f"{tuple(tokens.shape)} for {len(slots)} requests"
+            )
+        if not 0 <= require_index("keep", keep) <= tokens.shape[1]:
+            raise PoolError(
+                f"keep counts last tokens of the {tokens.shape[1]} new ones, 0 means all: got "
+                f"{keep}; pass 0 to {tokens.shape[1]}"
             )
         plan = plan_step(
             slots,
@@ -157,6 +165,8 @@ class ShardedModel:
             chunk_tokens: new tokens of one call; None: all at once.
             start: positions that are in the cache already.
             keep: 1: logits of the last token ``(1, vocabulary)``; 0: of all, ``(n - start, ...)``.
+
+        Errors: PoolError for a count of tokens that is not n, or a start outside; as ``forward``.
         """
         n = len(slots)
         size = (
@@ -164,7 +174,12 @@ class ShardedModel:
             if chunk_tokens is None
             else require_int("chunk_tokens", chunk_tokens, 1, "new tokens of one call")
         )
-        if tokens.dim() != 1 or len(tokens) != n or not 0 <= start < n:
+        self._require_tokens(tokens, 1)
+        if require_index("keep", keep) not in (0, 1):
+            raise PoolError(
+                f"a prefill keeps the logits of the last token (keep=1) or of all (0): got {keep}"
+            )
+        if len(tokens) != n or not 0 <= require_index("start", start) < n:
             raise PoolError(
                 f"a prefill takes one token a slot and leaves at least one to run: got tokens "
                 f"{tuple(tokens.shape)}, {n} slots, start {start}"
@@ -183,8 +198,18 @@ class ShardedModel:
         slots: Sequence[WidenedSlots],
         state_slots: Sequence[int | None],
     ) -> Tensor:
-        """One token for each request, of any lengths: logits ``(B, vocabulary)``."""
-        column = torch.tensor(list(tokens))[:, None]
+        """One token for each request, of any lengths: logits ``(B, vocabulary)``.
+
+        Errors: PoolError for unequal counts or none; as ``forward``.
+        """
+        counts = (len(tokens), len(slots), len(state_slots))
+        if not counts[0] or set(counts) != {counts[0]}:
+            raise PoolError(
+                f"a decode step has one token, one run of slots and one state slot (or None) for "
+                f"each request, and at least one request: got {counts[0]} tokens, {counts[1]} "
+                f"runs, {counts[2]} state slots"
+            )
+        column = torch.tensor([require_index("token", token) for token in tokens])[:, None]
         if not self.batch_invariant:
             return self.forward(column, slots, state_slots)[:, -1]
         lines = [
@@ -202,4 +227,24 @@ class ShardedModel:
                 f"this model keeps a state a request: {len(given) - len(named)} of {len(given)} "
                 f"requests name no state slot; call pools.alloc_state()"
             )
+        for slot in named:
+            self.pools.states.require_used(slot)
         return named
+
+    def _require_tokens(self, tokens: Tensor, axes: int) -> None:
+        given: object = tokens
+        known = int(self.model.config.vocab_size)
+        if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
+            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+            raise PoolError(f"tokens must be an int64 tensor of ids below {known}: got {kind}")
+        if given.dim() != axes:
+            raise PoolError(
+                f"tokens must be {'(requests, new tokens)' if axes == 2 else '(tokens,)'}, "
+                f"one line a request: got {tuple(given.shape)}"
+            )
+        if given.numel() and not bool(((given >= 0) & (given < known)).all()):
+            bad = torch.nonzero((given < 0) | (given >= known))[0].tolist()
+            raise PoolError(
+                f"a token is an id of the vocabulary, in [0, {known}): got "
+                f"{int(given[tuple(bad)])} at {bad}; use the tokenizer of this model"
+            )

@@ -6,7 +6,7 @@ is kept in the model.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,13 +14,21 @@ from torch import Tensor
 from kvlab.attn import Partial, merge_partials
 from kvlab.engine.model.plan import StepPlan
 from kvlab.engine.model.pools import ModelPools
-from kvlab.errors import RankMismatchError
+from kvlab.errors import PoolError, RankMismatchError
 
 # The keyword argument of the model call that carries the step.
 STEP = "kvlab_step"
 Form = Literal["absorbed", "expanded"]
 # How the partials of more than one rank become one.
 Merge = Callable[[Sequence[Partial]], Partial]
+
+
+def require_form(form: str) -> None:
+    """Errors: PoolError for a form that is not one of ``Form``."""
+    if form not in get_args(Form):
+        raise PoolError(
+            f"an attention has one of the forms {', '.join(get_args(Form))}: got {form!r}"
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,7 +39,8 @@ class Step:
     is read, so that nothing in the padding page can reach a token. A study that shows what goes
     wrong otherwise passes another merge, or False.
 
-    Errors: RankMismatchError for a plan that was made for another layout than the pools'.
+    Errors: RankMismatchError for a plan that was made for another layout than the pools',
+    PoolError for another form.
     """
 
     pools: ModelPools
@@ -41,6 +50,7 @@ class Step:
     select_padding: bool = True
 
     def __post_init__(self) -> None:
+        require_form(self.form)
         if self.plan.layout != self.pools.layout:
             raise RankMismatchError(
                 f"a plan belongs to one layout: the plan's is {self.plan.layout}, the pools' "
