@@ -45,11 +45,18 @@ class Partial:
     @classmethod
     def from_log2(cls, out: Tensor, lse: Tensor) -> "Partial":
         """Convert at the door a partial whose lse is in base 2 (FlashInfer-MLA, trtllm-gen)."""
-        return cls(out, lse * math.log(2.0))
+        given = cls(out, lse)
+        return cls(out, given.lse * math.log(2.0))
 
     @classmethod
     def empty(cls, like: Tensor) -> "Partial":
         """The neutral element: a rank without keys. ``like`` gives the shape of ``out``."""
+        found: object = like
+        if not isinstance(found, Tensor) or not found.is_floating_point() or not found.dim():
+            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise IndexSpaceError(
+                f"like must be a tensor of floats with a last axis, as out is: got {kind}"
+            )
         return cls(torch.zeros_like(like), like.new_full(like.shape[:-1], -math.inf))
 
 
@@ -60,6 +67,14 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
     All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
     rounding. Errors: IndexSpaceError for no partials, unequal shapes, or ``out`` of unequal types.
     """
+    found: object = partials
+    if not isinstance(found, Sequence) or not all(isinstance(p, Partial) for p in found):
+        kinds = [type(p).__name__ for p in found] if isinstance(found, Sequence) else found
+        raise IndexSpaceError(
+            f"merge_partials takes a list of Partial, one a rank: got "
+            f"{kinds if isinstance(kinds, list) else type(kinds).__name__}; merge_stacked takes "
+            f"tensors"
+        )
     if not partials:
         raise IndexSpaceError("merge_partials needs at least one partial: got an empty sequence")
     shapes = {tuple(p.out.shape) for p in partials}
@@ -78,7 +93,14 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
 
 def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
     """As ``merge_partials``, of ``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``: ranks of
-    one process that were computed in one operation are merged without being taken apart."""
+    one process that were computed in one operation are merged without being taken apart.
+
+    Errors: as ``Partial``, and IndexSpaceError for no rank."""
+    Partial(out, lse)
+    if out.dim() < 2 or not len(out):
+        raise IndexSpaceError(
+            f"stacked partials are (ranks, ..., d) of at least one rank: got {tuple(out.shape)}"
+        )
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     lse = torch.nan_to_num(lse.to(wide), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
     top = lse.amax(dim=0)

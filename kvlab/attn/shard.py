@@ -6,6 +6,8 @@ rank's partial is ``out = v_0, lse = 0``; the other's ``out = v_1, lse = ln 3``;
 """
 
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -24,17 +26,21 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: f
         scale: factor of the scores.
 
     Returns out ``(..., Q, dv)`` and lse ``(..., Q)`` in nats. A query that sees no key is an empty
-    shard: out 0, lse -inf. Errors: IndexSpaceError for ``visible`` of another dtype than bool.
+    shard: out 0, lse -inf. Errors: IndexSpaceError for ``visible`` of another dtype than bool, for
+    q, k or v that are no tensors of floats, and for shapes that do not go together.
     """
-    if visible.dtype != torch.bool:
+    given: object = visible
+    if not isinstance(given, Tensor) or given.dtype != torch.bool:
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
         raise IndexSpaceError(
-            f"visible must be a bool mask, True where a key is seen: got {visible.dtype}; "
+            f"visible must be a bool mask, True where a key is seen: got {kind}; "
             f"compare positions first"
         )
+    many = _require_shapes(q, k, v, visible)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     q, k, v = q.to(wide), k.to(wide), v.to(wide)
     if k.shape[-2] == 0:
-        return Partial.empty(q.new_empty(*q.shape[:-1], v.shape[-1]))
+        return Partial.empty(q.new_empty(*many, q.shape[-2], v.shape[-1]))
     scores = (q @ k.transpose(-1, -2)) * scale
     scores = scores.masked_fill(~visible, -math.inf)
     top = scores.amax(dim=-1, keepdim=True)
@@ -44,3 +50,35 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: f
     sure = total.clamp_min(1.0)
     # An empty shard: top is -inf, and so is its lse.
     return Partial((weights / sure) @ v, (top + torch.log(sure)).squeeze(-1))
+
+
+def _require_shapes(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[int, ...]:
+    """The axes before the last two of q, k and v together."""
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        found: object = given
+        if not isinstance(found, Tensor) or not found.is_floating_point():
+            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
+            raise IndexSpaceError(f"{name} must be a tensor of floats: got {kind}; pass rows")
+    many = None
+    if min(q.dim(), k.dim(), v.dim()) >= 2:
+        many = _together(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    if many is not None and q.shape[-1] == k.shape[-1] and k.shape[-2] == v.shape[-2]:
+        scores = (*many, q.shape[-2], k.shape[-2])
+        if _together(scores, visible.shape) == scores:
+            return many
+    raise IndexSpaceError(
+        f"q (..., Q, d), k (..., L, d), v (..., L, dv) and visible (..., Q, L) must go together: "
+        f"got q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}, visible "
+        f"{tuple(visible.shape)}; name the axes in this order"
+    )
+
+
+def _together(*shapes: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape that these broadcast to, None for none (torch's own function costs 0.1 ms)."""
+    axes = []
+    for lengths in zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1):
+        more = {length for length in lengths if length != 1}
+        if len(more) > 1:
+            return None
+        axes.append(more.pop() if more else 1)
+    return tuple(reversed(axes))
