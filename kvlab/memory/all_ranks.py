@@ -52,6 +52,11 @@ def restore_ranks(
     Errors: BackupError when state was backed up and no slot is named, or the other way round, and
     as the pools' own ``load_cpu_copy``; then nothing was written.
     """
+    if len(backups) != len(pools) or not backups:
+        raise BackupError(
+            f"each rank restores its own backup: got {len(backups)} backups for {len(pools)} "
+            f"ranks; pass all that back_up_ranks gave; nothing was written"
+        )
     state = backups[0].state
     if (state is None) != (state_slot is None):
         raise BackupError(

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import PoolError
+from kvlab.index.layout import require_int
 
 # index_put and index_select lack fp8 kernels, so fp8 rows are stored as bytes and viewed on read.
 _STORED_AS = {
@@ -39,7 +40,8 @@ _LEAST = torch.finfo(torch.float32).tiny
 class RowCodec:
     """``elements`` values of ``dtype`` a row; ``scaled``: with a float32 scale behind them.
 
-    Errors: PoolError for a dtype that cannot be stored, or a scale for one that is not fp8.
+    Errors: PoolError for a dtype that cannot be stored, or a scale for one that is not fp8;
+    LayoutError for a row of no elements.
     """
 
     dtype: torch.dtype
@@ -52,6 +54,7 @@ class RowCodec:
                 f"a row is stored as one of {', '.join(str(d) for d in _STORED_AS)}: got "
                 f"{self.dtype}"
             )
+        require_int("elements", self.elements, 1, "values of one row")
         if self.scaled and self.stored != torch.uint8:
             raise PoolError(
                 f"a scale a row is for fp8, whose range is short: got scaled=True for rows of "
@@ -79,7 +82,10 @@ class RowCodec:
         return f"{self.dtype} x a float32 scale a row" if self.scaled else str(self.dtype)
 
     def encode(self, values: Tensor) -> Tensor:
-        """Values ``(m, elements)`` of dtype ``taken`` as rows of the buffer ``(m, width)``."""
+        """Values ``(m, elements)`` of dtype ``taken`` as rows of the buffer ``(m, width)``.
+
+        Errors: PoolError for another shape or dtype."""
+        self._require(values, self.elements, self.taken)
         if not self.scaled:
             return values.view(self.stored)
         top = values.abs().amax(dim=1, keepdim=True)
@@ -90,7 +96,10 @@ class RowCodec:
         return rows
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Values ``(m, elements)`` of rows ``(m, width)``: in ``dtype``, scaled ones in float32."""
+        """Values ``(m, elements)`` of rows ``(m, width)``: in ``dtype``, scaled ones in float32.
+
+        Errors: PoolError for another shape or dtype."""
+        self._require(rows, self.width, self.stored)
         if not self.scaled:
             return rows.view(self.dtype)
         codes = rows[:, : self.elements].view(self.dtype)
@@ -107,7 +116,14 @@ class RowCodec:
         return buffer[..., self._scale_at :].view(torch.float32)[..., 0]
 
     def filled(self, value: float, device: torch.device) -> Tensor:
-        """One row ``(width,)`` of this value throughout, its scale 1."""
+        """One row ``(width,)`` of this value throughout, its scale 1. Errors: PoolError unless the
+        value is a number."""
+        given: object = value
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise PoolError(
+                f"rows are filled with one number, NaN and infinity included: got {given!r} "
+                f"({type(given).__name__}); pass a float"
+            )
         values = torch.full((self.elements,), value, device=device).to(self.dtype)
         if not self.scaled:
             return values.view(self.stored)
@@ -129,6 +145,13 @@ class RowCodec:
             f"{len(wrong)} of {scales.numel()} rows have a scale that is no finite number of at "
             f"least 0: first layer {layer}, row {row} with {float(scales[layer, row])}"
         ]
+
+    @staticmethod
+    def _require(given: Tensor, width: int, dtype: torch.dtype) -> None:
+        if given.dim() != 2 or given.shape[1] != width or given.dtype != dtype:
+            raise PoolError(
+                f"rows must be (rows, {width}) {dtype}: got {tuple(given.shape)} {given.dtype}"
+            )
 
     @property
     def _scale_at(self) -> int:

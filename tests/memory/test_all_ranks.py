@@ -70,3 +70,12 @@ def test_a_rank_without_host_memory_gives_back_what_the_others_took() -> None:
     with pytest.raises(BackupError, match="must fit the host arena"):
         back_up_ranks(pools, OLD)
     assert [pool.host.lent_bytes for pool in pools] == [0, 0, 0]
+
+
+def test_as_many_backups_as_ranks_are_restored() -> None:
+    pools = make_pools(LAYOUT)
+    backups = back_up_ranks(pools, OLD)
+    for given in ([], backups[:2], [*backups, backups[0]]):
+        with pytest.raises(BackupError, match=f"got {len(given)} backups for 3 ranks; .* nothing"):
+            restore_ranks(pools, given, NEW)
+    restore_ranks(pools, backups, NEW)

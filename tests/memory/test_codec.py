@@ -2,6 +2,7 @@
 other."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvlab.errors import BackupError, PoolError
+from kvlab.errors import BackupError, LayoutError, PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
 from kvlab.memory import KvBackup, MLATokenToKVPool, PageTable, ReplicatedKVPool, UnifiedKVPool
 from kvlab.memory.codec import RowCodec
@@ -191,3 +192,30 @@ def test_scales_where_there_are_none_are_refused() -> None:
         _ = pool(scaled=False).scales
     with pytest.raises(PoolError, match=r"got scaled=True for rows of torch\.bfloat16"):
         pool(dtype=torch.bfloat16)
+
+
+def test_a_codec_refuses_rows_and_values_of_another_shape_dtype_or_kind() -> None:
+    codec: Any = RowCodec(E4M3, 4, True)
+    for bad in (torch.ones(2, 3), torch.ones(4), torch.ones(2, 4).bfloat16()):
+        with pytest.raises(PoolError, match=r"rows must be \(rows, 4\) torch\.float32: got \("):
+            codec.encode(bad)
+    with pytest.raises(PoolError, match=r"rows must be \(rows, 8\) torch\.uint8: got \(2, 7\)"):
+        codec.decode(torch.zeros(2, 7, dtype=torch.uint8))
+    with pytest.raises(
+        PoolError, match=r"\(rows, 4\) torch\.bfloat16: got \(2, 4\) torch\.float32"
+    ):
+        RowCodec(torch.bfloat16, 4).encode(torch.ones(2, 4))
+    for number in ("x", None, 1j, True):
+        with pytest.raises(PoolError, match="rows are filled with one number"):
+            codec.filled(number, torch.device("cpu"))
+    for elements in (0, -1, True, 1.5):
+        with pytest.raises(LayoutError, match="elements must be"):
+            RowCodec(E4M3, elements)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_the_largest_value_of_a_row_is_the_largest_code_of_its_dtype(dtype: torch.dtype) -> None:
+    codec = RowCodec(dtype, 6, True)
+    rows = codec.encode(values(3, 20, 6, 2.0))
+    codes = rows[:, :6].view(dtype).float()
+    assert codes.abs().amax(dim=1).tolist() == [torch.finfo(dtype).max] * 20
