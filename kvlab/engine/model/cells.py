@@ -15,8 +15,9 @@ from kvlab.engine.model.prefilled import Prefill, Prefilled, prefill_apart
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Greedy, Sampler
 from kvlab.engine.model.snapshot import Snapshot, take_snapshot
-from kvlab.errors import PoolError, StudyError, WorkloadError
+from kvlab.errors import IndexSpaceError, PoolError, StudyError, WorkloadError
 from kvlab.index import WidenedSlots
+from kvlab.index.layout import require_index, require_int
 from kvlab.memory import KvBackup
 
 # Called for every sampled token: request, its position, logprobs float32 (vocabulary,) in nats.
@@ -61,7 +62,8 @@ class ModelCells:
         prefilled: prefills of these prompts that were run before, and where new ones are kept;
             None runs each prefill anew. Same bits either way.
 
-    Errors: StudyError for ``prefilled`` without ``handover``: there is nothing to hand over.
+    Errors: StudyError for ``prefilled`` without ``handover``: there is nothing to hand over;
+    LayoutError for a chunk below 1.
     """
 
     def __init__(
@@ -83,6 +85,8 @@ class ModelCells:
                 f"({len(prefilled)} of them) with handover={handover}; pass handover=True, or no "
                 f"prefilled"
             )
+        if chunk_tokens is not None:
+            require_int("chunk_tokens", chunk_tokens, 1, "new tokens of one prefill call")
         self.sharded, self.prompts = sharded, prompts
         self.sampler: Sampler = sampler if sampler is not None else Greedy()
         self.handover, self.chunk_tokens, self.poison = handover, chunk_tokens, poison
@@ -94,14 +98,17 @@ class ModelCells:
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Prefill a request that holds nothing, or decode one token of each that runs.
 
-        Errors: WorkloadError for a prompt of another length than the scheduler counts with.
+        Errors: WorkloadError for a prompt that is missing, is no list of ids, or has another length
+        than the scheduler counts with.
         """
         order = rids.tolist()
+        if not order:
+            raise PoolError("a write has at least one request: got none; skip the empty step")
         if order[0] not in self._held:
             self._prefill(order[0], WidenedSlots(slots))
             return
         for rid, position, slot in zip(order, positions.tolist(), slots, strict=True):
-            held = self._held[rid]
+            held = self._holding(rid)
             self._require_length(rid, position + 1)
             held.ids = torch.cat([held.ids, slot[None]])
         held_by = [self._held[rid] for rid in order]
@@ -122,9 +129,10 @@ class ModelCells:
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """Rows of all ranks and the state, as they are before the newest token runs."""
-        backups = self.sharded.pools.back_up(slots, self._held[rid].state)
+        state = self._holding(rid).state
+        backups = self.sharded.pools.back_up(slots, state)
         if self.verify:
-            self._given_up[rid] = take_snapshot(self.sharded.pools, slots, self._held[rid].state)
+            self._given_up[rid] = take_snapshot(self.sharded.pools, slots, state)
         return backups
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
@@ -139,7 +147,8 @@ class ModelCells:
 
     def release(self, rid: int, slots: WidenedSlots) -> None:
         """The request leaves the batch: its state slot is free, its rows are no one's."""
-        held = self._held.pop(rid)
+        held = self._holding(rid)
+        del self._held[rid]
         self.sharded.pools.free_state(held.state)
         if self.poison is not None:
             self.sharded.pools.fill(slots, self.poison)
@@ -149,7 +158,7 @@ class ModelCells:
 
         Errors: PoolError with what differs.
         """
-        held = self._held[rid]
+        held = self._holding(rid)
         if not torch.equal(held.ids, slots.ids):
             raise PoolError(
                 f"scheduler and cells must name the same slots: request {rid} has "
@@ -187,7 +196,7 @@ class ModelCells:
 
     def _require_length(self, rid: int, tokens: int) -> None:
         if rid not in self.streams:
-            prompt = [int(token) for token in self.prompts[rid]]
+            prompt = self._prompt(rid)
             self.streams[rid] = Stream(prompt, len(prompt))
         has = len(self.streams[rid].tokens)
         if has != tokens:
@@ -197,11 +206,39 @@ class ModelCells:
                 f"scheduler counts {tokens}; make its prompt as long as prompt_tokens says"
             )
 
+    def _prompt(self, rid: int) -> list[int]:
+        if rid not in self.prompts:
+            raise WorkloadError(
+                f"each request of the workload has a prompt: request {rid} has none among the "
+                f"{len(self.prompts)} here; name them by rid"
+            )
+        try:
+            return [require_index("token", token) for token in self.prompts[rid]]
+        except IndexSpaceError as error:
+            raise WorkloadError(
+                f"a prompt is a list of token ids: in that of request {rid}, {error}"
+            ) from error
+
+    def _holding(self, rid: int) -> _Held:
+        held = self._held.get(rid)
+        if held is None:
+            raise PoolError(
+                f"a request must run here: request {rid} holds no rows and is not among the "
+                f"{len(self._held)} that do; prefill or restore it first"
+            )
+        return held
+
     def _pick(self, rid: int, logits: Tensor) -> None:
         stream = self.streams[rid]
         logprobs = torch.log_softmax(logits.float(), dim=-1)
         if self.watch is not None:
             self.watch(rid, len(stream.tokens), logprobs)
         token = self.sampler.pick(rid, len(stream.tokens), logprobs)
+        if not 0 <= token < len(logprobs):
+            raise StudyError(
+                f"a sampler picks an id of the vocabulary, in [0, {len(logprobs)}): got {token} "
+                f"from {type(self.sampler).__name__} for request {rid} at position "
+                f"{len(stream.tokens)}; record the reference with this model"
+            )
         stream.tokens.append(token)
         stream.logprobs.append(float(logprobs[token]))

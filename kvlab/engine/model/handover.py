@@ -13,11 +13,13 @@ Supported as upstream: DCP 1 to DCP c. Source: SGLang PD transfer under DCP (PR 
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kvlab.engine.model.pools import ModelPools
 from kvlab.errors import LayoutError, PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+from kvlab.memory.backup import StateBackup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +70,9 @@ def hand_over(
 ) -> None:
     """Copy a request's rows and state from one node's pools to another's, bit for bit.
 
-    Errors: PoolError when the rows of the two nodes mean different things; as ``token_plan``.
+    Everything is checked before the first byte. Errors: PoolError when rows or state of the two
+    nodes mean different things, a state slot is missing or nobody's, or two positions have one
+    target; as ``token_plan``.
     """
     first, there = prefill.ranks[0], decode.ranks[0]
     if first.row_format != there.row_format or first.layers != there.layers:
@@ -77,14 +81,37 @@ def hand_over(
             f"{first.row_format}, decode {there.layers} of {there.row_format}"
         )
     plan = token_plan(source, prefill.layout, target, decode.layout)
+    different = len(torch.unique(target.ids))
+    if different != len(target):
+        raise PoolError(
+            f"each position needs a slot of its own: {len(target)} target slots, {different} "
+            f"different; pass newly allocated slots; nothing was written"
+        )
+    state = _sent_state(prefill, source_state, decode, target_state)
     for pool, moves in zip(decode.ranks, plan, strict=True):
         # Bytes, not values: what a row is made of beside its elements comes along.
         sent = first.buffer[:, moves.source.ids.to(first.device)]
         pool.buffer[:, moves.target.ids.to(pool.device)] = sent.to(pool.device)
-    if prefill.states is not None and decode.states is not None:
-        if source_state is None or target_state is None:
-            raise PoolError(
-                f"rows and state of a request move together: the state slots are {source_state} "
-                f"(prefill) and {target_state} (decode)"
-            )
-        decode.states.load_cpu_copy(prefill.states.get_cpu_copy(source_state), target_state)
+    if state is not None and decode.states is not None and target_state is not None:
+        decode.states.load_cpu_copy(state, target_state)
+
+
+def _sent_state(
+    prefill: ModelPools, source_state: int | None, decode: ModelPools, target_state: int | None
+) -> StateBackup | None:
+    """The state, once nothing stands against writing it; None for a model without."""
+    if (prefill.states is None) != (decode.states is None):
+        raise PoolError(
+            f"both nodes must run one model: the {'prefill' if decode.states is None else 'decode'}"
+            f" node's keeps a state a request, the other's none; nothing was written"
+        )
+    if prefill.states is None or decode.states is None:
+        return None
+    if source_state is None or target_state is None:
+        raise PoolError(
+            f"rows and state of a request move together: the state slots are {source_state} "
+            f"(prefill) and {target_state} (decode); nothing was written"
+        )
+    state = prefill.states.get_cpu_copy(source_state)
+    decode.states.check_load(state, target_state)
+    return state

@@ -148,6 +148,16 @@ def plan_step(
     )
 
 
+def require_apart(slots: Sequence[WidenedSlots], state_slots: Sequence[int] | None) -> None:
+    """That requests of one decode step which run one after another could run together: what one of
+    them writes is not what another one holds. Errors: IndexSpaceError as ``plan_step``."""
+    lens = _checked_lens(slots, 1)
+    if state_slots is not None:
+        _checked_states(state_slots, len(slots))
+    ids = torch.cat([run.ids for run in slots])
+    _check_written(ids, ids[torch.tensor(lens, device=ids.device).cumsum(0) - 1])
+
+
 def _keys(longest: int, c: int, turn: int) -> list[int]:
     """How many of the first ``longest`` positions each rank owns."""
     full, rest = divmod(longest, c * turn)

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from kvlab.attn import merge_partials
 from kvlab.engine.model.attention import NAME, register
 from kvlab.engine.model.cache import StepCache
-from kvlab.engine.model.plan import plan_step
+from kvlab.engine.model.plan import plan_step, require_apart
 from kvlab.engine.model.pools import ModelPools
 from kvlab.engine.model.shape import model_shape
 from kvlab.engine.model.step import STEP, Form, Merge, Step, require_form
@@ -212,6 +212,7 @@ class ShardedModel:
         column = torch.tensor([require_index("token", token) for token in tokens])[:, None]
         if not self.batch_invariant:
             return self.forward(column, slots, state_slots)[:, -1]
+        require_apart(slots, self._state_slots(state_slots))
         lines = [
             self.forward(column[i : i + 1], slots[i : i + 1], state_slots[i : i + 1])[:, -1]
             for i in range(len(slots))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import StudyError
+from kvlab.index.layout import require_index
 
 
 class Sampler(Protocol):
@@ -38,6 +39,13 @@ class Seeded:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
+        require_index("seed", self.seed)
+        given: object = self.temperature
+        if isinstance(given, bool) or not isinstance(given, int | float):
+            raise StudyError(
+                f"temperature must be a number above 0: got {given!r} ({type(given).__name__}); "
+                f"1.0 draws from the model's own chances"
+            )
         if not 0 < self.temperature < float("inf"):
             raise StudyError(
                 f"temperature must be finite and above 0: got {self.temperature!r}; for the "
@@ -45,11 +53,18 @@ class Seeded:
             )
 
     def pick(self, rid: int, position: int, logprobs: Tensor) -> int:
-        """The drawn id."""
+        """The drawn id. Errors: StudyError for logprobs that hold a NaN, or no possible token."""
         text = f"{self.seed}/{rid}/{position}".encode()
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
         generator = torch.Generator().manual_seed(number)
         chances = torch.softmax(logprobs.cpu() / self.temperature, dim=-1)
+        if not bool(torch.isfinite(chances).all()):
+            bad = int(torch.isnan(logprobs).sum())
+            raise StudyError(
+                f"a draw needs chances that sum to 1: of request {rid} at position {position} "
+                f"{bad} of {len(logprobs)} logprobs are NaN at temperature {self.temperature}; "
+                f"{'use a higher one' if not bad else 'find what wrote the NaN'}"
+            )
         return int(torch.multinomial(chances, 1, generator=generator))
 
 
@@ -68,4 +83,4 @@ class Forced:
                 f"a forced stream must reach every position: request {rid} has {len(stream)} "
                 f"tokens, position {position} was asked; record the reference longer"
             )
-        return int(stream[position])
+        return require_index(f"token {position} of the stream of request {rid}", stream[position])

@@ -35,18 +35,27 @@ class Snapshot:
                 f"{who} must come back as it left: layer {layer} differs at position {position}; "
                 f"{int(wrong.sum())} of {wrong.numel()} rows do"
             )
-        pairs = zip(self.state or (), other.state or (), strict=True)
-        for name, (a, b) in zip(("conv", "temporal"), pairs, strict=False):
-            if not torch.equal(a, b):
+        if self.state is None or other.state is None:
+            if self.state is not other.state:
                 raise PoolError(
-                    f"{who} must come back as it left: {int((a != b).sum())} of {a.numel()} "
+                    f"{who} must come back as it left: it had "
+                    f"{'no' if self.state is None else 'a'} state, now "
+                    f"{'none' if other.state is None else 'one'}"
+                )
+            return
+        for name, a, b in zip(("conv", "temporal"), self.state, other.state, strict=True):
+            # Bits, not values: a NaN equals itself, and -0 is not 0.
+            differ = int((_bits(a) != _bits(b)).sum()) if a.shape == b.shape else a.numel()
+            if differ:
+                raise PoolError(
+                    f"{who} must come back as it left: {differ} of {a.numel()} "
                     f"elements of its {name} state differ"
                 )
 
 
 def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None) -> Snapshot:
     """Copy a request's rows of all ranks and its state. Errors: PoolError unless the ranks hold
-    each position once."""
+    each position once and the state slot is in use."""
     first = pools.ranks[0]
     width = first.buffer.shape[2] * first.buffer.element_size()
     rows = torch.zeros(first.layers, len(slots), width, dtype=torch.uint8, device=first.device)
@@ -63,5 +72,10 @@ def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None
     if pools.states is None or state_slot is None:
         return Snapshot(rows, None)
     state = pools.states
+    state.require_used(state_slot)
     parts = (state.conv[:, state_slot].clone(), state.temporal[:, state_slot].clone())
     return Snapshot(rows, parts)
+
+
+def _bits(part: Tensor) -> Tensor:
+    return part.view(torch.int32)
