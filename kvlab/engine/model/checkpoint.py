@@ -9,7 +9,7 @@ that a checkpoint brings along is not run.
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -20,6 +20,7 @@ from kvlab.engine.model.shape import model_shape
 from kvlab.errors import StudyError
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_STORED = ("F64", "F32", "F16", "BF16")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -37,16 +38,19 @@ def load_model(
         dtype: float32, bfloat16 or float16.
 
     Errors: CapacityError as ``model_shape``, before a weight is read; StudyError for a folder that
-    is not such a checkpoint, weights that are missing, too many, of other shapes or not finite.
+    is not such a checkpoint, weights that are quantised, missing, too many, of other shapes or not
+    finite, and a device that is not there.
     """
     if dtype not in _DTYPES:
         raise StudyError(
             f"a model computes in one of {', '.join(map(str, _DTYPES))}: got {dtype}; fp8 is for "
             f"rows, ShardedModel(..., kv_dtype={dtype})"
         )
-    folder = Path(path)
+    place = _device(device)
+    folder = _folder(path)
     config = _config(folder)
     model_shape(config)
+    _require_plain(folder, config)
     for part in _parts(folder):
         _require_readable(part)
     read: Any = AutoModelForCausalLM.from_pretrained  # its type knows no output_loading_info
@@ -60,32 +64,76 @@ def load_model(
             trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported in what was found, and refused below
+            attn_implementation="sdpa",  # else the config could name one that is to be fetched
         )
-    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
+    except Exception as error:  # a config can lead to a package that is not here, or to any value
         raise StudyError(
             f"the weights must be those of the config: transformers refuses {folder.name!r} with "
             f"{_short(error)}; save it again with save_pretrained"
         ) from error
     _require_complete(folder, found)
-    bad = [name for name, weight in model.named_parameters() if not _finite(weight)]
+    values = [*model.named_parameters(), *model.named_buffers()]
+    bad = [name for name, weight in values if not _finite(weight)]
     if bad:
         raise StudyError(
             f"every weight must be finite: {len(bad)} of {folder.name!r} hold a NaN or an infinity "
             f"in {dtype}, first {bad[0]}; this checkpoint cannot be measured"
         )
-    loaded: PreTrainedModel = model.to(device)
+    loaded: PreTrainedModel = model.to(place)
     loaded.train(False)
     return loaded
+
+
+def _folder(path: str | Path) -> Path:
+    given: object = path
+    if not isinstance(given, str | Path):
+        raise StudyError(
+            f"a checkpoint is named by the path of its folder: got {given!r} "
+            f"({type(given).__name__}); pass a str or a Path"
+        )
+    try:
+        found = Path(given).is_dir()
+    except OSError:  # a name too long for the system
+        found = False
+    if not found:
+        raise StudyError(
+            f"a checkpoint is a folder with a config.json: {str(path)[:200]!r} is no folder; pass "
+            f"the folder that save_pretrained wrote (nothing is fetched)"
+        )
+    return Path(path)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except Exception as error:  # torch raises an AssertionError for a CUDA it was not built with
+        raise StudyError(
+            f"a device must be there: {device!r} gives {_short(error)}; use 'cpu', or 'cuda' where "
+            f"torch.cuda.is_available()"
+        ) from error
+
+
+def _require_plain(folder: Path, config: PreTrainedConfig) -> None:
+    """No quantised weights, and no adapter that would lead to another folder."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise StudyError(
+            f"weights are read as plain floats: the config of {folder.name!r} has a "
+            f"quantization_config; dequantize it and save it with save_pretrained"
+        )
+    if (folder / "adapter_config.json").exists():
+        raise StudyError(
+            f"a checkpoint is whole: {folder.name!r} has an adapter_config.json, which leads to "
+            f"the weights of another folder; merge the adapter and save the model"
+        )
 
 
 def _config(folder: Path) -> PreTrainedConfig:
     """The config; that of an unknown architecture as plain values, so that its shape is judged."""
     place = folder / "config.json"
-    if not folder.is_dir() or not place.is_file():
+    if not place.is_file():
         raise StudyError(
-            f"a checkpoint is a folder with a config.json: {str(folder)!r} "
-            f"{'has none' if folder.is_dir() else 'is no folder'}; pass the folder that "
-            f"save_pretrained wrote (nothing is fetched)"
+            f"a checkpoint is a folder with a config.json: {str(folder)!r} has none; pass the "
+            f"folder that save_pretrained wrote (nothing is fetched)"
         )
     values = _json(place)
     try:
@@ -128,12 +176,20 @@ def _parts(folder: Path) -> list[Path]:
 def _require_readable(part: Path) -> None:
     try:
         with safe_open(part, framework="pt") as opened:
-            opened.keys()
+            kinds = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise StudyError(
             f"a safetensors file begins with its table of tensors: {part.name!r} of "
             f"{part.stat().st_size} bytes gives {_short(error)}; copy the file again"
         ) from error
+
+    wrong = sorted(name for name, kind in kinds.items() if kind not in _STORED)
+    if wrong:
+        raise StudyError(
+            f"a weight is stored as one of {', '.join(_STORED)}: {len(wrong)} of the "
+            f"{len(kinds)} in {part.name!r} are not, first {wrong[0]} ({kinds[wrong[0]]}); other "
+            f"numbers need a scale or mean something else: save the model with save_pretrained"
+        )
 
 
 def _require_complete(folder: Path, found: dict[str, object]) -> None:
@@ -154,8 +210,9 @@ def _require_complete(folder: Path, found: dict[str, object]) -> None:
 
 def _json(place: Path) -> dict[str, Any]:
     try:
-        values: object = json.loads(place.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        text = place.read_text(encoding="utf-8")
+        values: object = json.loads(text, parse_constant=_no_number)
+    except (OSError, ValueError, RecursionError) as error:
         raise StudyError(
             f"{place.name} must be JSON in UTF-8: {str(place)!r} gives {_short(error)}; write it "
             f"with save_pretrained"
@@ -166,6 +223,10 @@ def _json(place: Path) -> dict[str, Any]:
             f"{type(values).__name__}; write it with save_pretrained"
         )
     return values
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _finite(weight: torch.Tensor) -> bool:

@@ -44,7 +44,7 @@ class ModelShape:
 
 def model_shape(config: PreTrainedConfig) -> ModelShape:
     """The shape of a model from its config. Errors: CapacityError for an architecture whose cache
-    holds no compressed latent, or one that kvlab has not been shown to run."""
+    holds no compressed latent, one that kvlab has not been shown to run, or a size that is none."""
     kind = str(getattr(config, "model_type", None))
     if getattr(config, "kv_lora_rank", None) is None:
         raise CapacityError(
@@ -57,8 +57,17 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
             f"model_type must be one of {', '.join(MODEL_TYPES)}: got {kind!r}; it has a latent, "
             f"but what its attention asks of the cache beside it is not what these ask"
         )
-    layers = range(int(config.num_hidden_layers))
+    latent, nope, value, heads = (
+        _size(config, name)
+        for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "num_attention_heads")
+    )
+    layers = range(_size(config, "num_hidden_layers"))
     kinds = getattr(config, "layer_types", None) if kind == "kimi_linear" else None
+    if kinds is not None and len(kinds) != len(layers):
+        raise CapacityError(
+            f"layer_types names each layer once: got {len(kinds)} for {len(layers)} layers; set "
+            f"num_hidden_layers or layer_types"
+        )
     linear = tuple(i for i in layers if kinds is not None and kinds[i] == "linear_attention")
     full = tuple(i for i in layers if i not in linear)
     if not full:
@@ -68,19 +77,29 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
         )
     conv = temporal = None
     if linear:
-        heads, width = int(config.linear_num_heads), int(config.linear_head_dim)
+        many, width = _size(config, "linear_num_heads"), _size(config, "linear_head_dim")
         # Query, key and value of all heads go through one convolution.
-        conv = (3 * heads * width, int(config.linear_conv_kernel_dim))
-        temporal = (heads, width, width)
+        conv = (3 * many * width, _size(config, "linear_conv_kernel_dim"))
+        temporal = (many, width, width)
     return ModelShape(
         model_type=kind,
-        kv_lora_rank=int(config.kv_lora_rank),
-        qk_rope_head_dim=int(config.qk_rope_head_dim),
-        qk_nope_head_dim=int(config.qk_nope_head_dim),
-        v_head_dim=int(config.v_head_dim),
-        heads=int(config.num_attention_heads),
+        kv_lora_rank=latent,
+        qk_rope_head_dim=_size(config, "qk_rope_head_dim", least=0),
+        qk_nope_head_dim=nope,
+        v_head_dim=value,
+        heads=heads,
         full_layers=full,
         linear_layers=linear,
         conv_shape=conv,
         temporal_shape=temporal,
     )
+
+
+def _size(config: PreTrainedConfig, name: str, least: int = 1) -> int:
+    found: object = getattr(config, name, None)
+    if isinstance(found, bool) or not isinstance(found, int) or found < least:
+        raise CapacityError(
+            f"{name} of a model's config must be an int of at least {least}: got {found!r}; use "
+            f"the config that belongs to the weights"
+        )
+    return found
