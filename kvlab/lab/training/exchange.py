@@ -86,7 +86,11 @@ def exchange_rows(here: Prefilled) -> None:
 def exchange_state(here: Prefilled) -> None:
     """The same with the recurrent state: matrices and convolution windows of all KDA layers."""
     states = here.sharded.pools.states
-    assert states is not None
+    if states is None:
+        raise StudyError(
+            "only a model with recurrent state can exchange it: this one keeps rows alone; use "
+            "exchange_rows"
+        )
     slots = [slot for slot in here.states if slot is not None]
     taken = [states.get_cpu_copy(slot) for slot in slots]
     for i, slot in enumerate(slots):
@@ -126,8 +130,15 @@ CHANGES: dict[str, Change] = {
 def logits_after(model: Model, asked: Questions, change: Change) -> Tensor:
     """Logits ``(N, n - prompt, 256)`` of the bytes behind the prompt, after ``change``.
 
-    The model's attention is kvlab's from here on, see ``ShardedModel``.
+    The model's attention is kvlab's from here on, see ``ShardedModel``. Errors: StudyError unless
+    the questions are even in number and longer than their prompt.
     """
+    count, length = asked.tokens.shape
+    if count < 2 or count % 2 or not 0 < asked.prompt < length:
+        raise StudyError(
+            f"requests exchange rows in pairs, behind a prompt and before the rest: got {count} "
+            f"questions of {length} tokens with a prompt of {asked.prompt}; ask an even number"
+        )
     parts = [_group(model, asked.tokens[i : i + GROUP], asked.prompt, change)
              for i in range(0, len(asked.tokens), GROUP)]  # fmt: skip
     return torch.cat(parts)

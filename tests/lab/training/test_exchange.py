@@ -132,3 +132,22 @@ def test_right_bytes_counts_the_bytes_that_were_asked_for_and_no_others(asked: Q
     assert exchange.right_bytes(logits, asked) == [6, 5, 6, 6]
     logits[:, : int(asked.asked.min()) - asked.prompt - 1] = 0  # keys before it are not asked
     assert exchange.right_bytes(logits, asked) == [6, 5, 6, 6]
+
+
+def test_questions_without_a_partner_or_without_a_rest_are_refused(asked: Questions) -> None:
+    odd = Questions(asked.tokens[:3], asked.prompt, asked.asked[:3])
+    with pytest.raises(StudyError, match=r"in pairs, .*: got 3 questions of"):
+        logits_after(model(), odd, exchange.keep)
+    for prompt in (0, asked.tokens.shape[1]):
+        whole = Questions(asked.tokens, prompt, asked.asked)
+        with pytest.raises(StudyError, match=f"with a prompt of {prompt}; ask an even number"):
+            logits_after(model(), whole, exchange.keep)
+
+
+def test_a_model_without_state_cannot_exchange_it(asked: Questions) -> None:
+    def without(here: Prefilled) -> None:
+        here.sharded.pools.states = None
+        exchange.exchange_state(here)
+
+    with pytest.raises(StudyError, match="only a model with recurrent state can exchange it"):
+        logits_after(model(), asked, without)
