@@ -74,12 +74,12 @@ def finish(folder: Path, sample: Sample, corpus: Corpus | None = None) -> None:
             f"{size}; train it with kvlab.lab.training"
         )
     text = read_corpus() if corpus is None else corpus
-    table = pd.DataFrame(lines)
-    table.to_csv(folder / CURVE, index=False, lineterminator="\n")
     recipe = header["recipe"]
     origin = collect_origin(
         "python -m kvlab.lab.training OUT", int(recipe["seed"]), _parameters(recipe), "cpu"
     )
+    # After the origin: a table of the project that has changed would make its commit dirty.
+    pd.DataFrame(lines).to_csv(folder / CURVE, index=False, lineterminator="\n")
     facts = measure(load_model(folder), text, sample) | {
         "steps": lines[-1]["step"],
         "checkpoint": {
