@@ -83,7 +83,7 @@ class ModelPools:
         if slot is None:
             raise PoolError(
                 f"every running request needs a state slot: all {self.states.slots} are taken; "
-                f"make the pools with more requests"
+                f"make the pools with more requests, or bound NodeConfig.max_running"
             )
         return slot
 

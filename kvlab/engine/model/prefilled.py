@@ -18,6 +18,7 @@ from kvlab.engine.model.pools import ModelPools
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index.layout import require_index
 from kvlab.memory import PagedTokenToKVPoolAllocator
 
 
@@ -42,7 +43,11 @@ class Prefill:
 def prefill_apart(
     sharded: ShardedModel, tokens: list[int], *, dcp_size: int, chunk_tokens: int | None = None
 ) -> Prefill:
-    """Prefill on ``dcp_size`` ranks with new pools that hold this one request."""
+    """Prefill on ``dcp_size`` ranks with new pools that hold this one request. Errors: StudyError
+    for no tokens, IndexSpaceError for what is no id; as ``ShardedModel.prefill``."""
+    tokens = [require_index("token", token) for token in tokens]
+    if not tokens:
+        raise StudyError("a prefill has at least one token: got none; pass the prompt")
     page = sharded.layout.page_size
     # One rank has every slot; more take turns as the decode node's do.
     turn = sharded.layout.interleave if dcp_size > 1 else 1
@@ -74,19 +79,21 @@ class Prefilled:
     ) -> Prefill:
         """The prefill of a request; run at the first call, and counted in ``runs``.
 
-        Errors: StudyError for another model, row format, form, chunk size or prompt than before.
+        Errors: StudyError for another model, row format, form, chunk size or prompt than before, or
+        weights that were written since (through ``.data``, which torch does not count: not seen).
         """
         found = self._settings_of(sharded, chunk_tokens)
         if self._settings is not None and found != self._settings:
             raise StudyError(
                 f"kept prefills are of one model and its settings: these are of "
-                f"{self._settings[1:]}, asked for {found[1:]} (row format, form, tokens of a "
-                f"chunk; or the model is another); use a new Prefilled()"
+                f"{self._settings[2:]}, asked for {found[2:]} (row format, form, tokens of a "
+                f"chunk; or the model is another, or its weights were written since); use a new "
+                f"Prefilled()"
             )
-        self._settings = found
         if rid not in self._made:
             self._made[rid] = prefill_apart(sharded, tokens, dcp_size=1, chunk_tokens=chunk_tokens)
             self.runs += 1
+            self._settings = found  # not before: a prefill that failed has none
         kept = self._made[rid]
         if kept.tokens != tuple(tokens):
             raise StudyError(
@@ -99,4 +106,6 @@ class Prefilled:
     @staticmethod
     def _settings_of(sharded: ShardedModel, chunk_tokens: int | None) -> tuple[object, ...]:
         first = sharded.pools.ranks[0]
-        return (sharded.model, first.row_format, sharded.form, chunk_tokens)
+        weights = sharded.model.parameters()
+        writes = tuple(None if w.is_inference() else w._version for w in weights)
+        return (sharded.model, writes, first.row_format, sharded.form, chunk_tokens)

@@ -15,6 +15,7 @@ from kvlab.errors import CapacityError
 
 # Each was read: what reaches ``cache.update`` is (normed latent, rope part) of one row.
 MODEL_TYPES = ("kimi_linear", "deepseek_v2", "deepseek_v3")
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,8 @@ class ModelShape:
 
 def model_shape(config: PreTrainedConfig) -> ModelShape:
     """The shape of a model from its config. Errors: CapacityError for an architecture whose cache
-    holds no compressed latent, one that kvlab has not been shown to run, or a size that is none."""
+    holds no compressed latent, one that kvlab has not been shown to run, a rotation that changes
+    with the length, or a size that is none."""
     kind = str(getattr(config, "model_type", None))
     if getattr(config, "kv_lora_rank", None) is None:
         raise CapacityError(
@@ -61,6 +63,7 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
         _size(config, name)
         for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "num_attention_heads")
     )
+    _require_fixed_rope(config)
     layers = range(_size(config, "num_hidden_layers"))
     kinds = getattr(config, "layer_types", None) if kind == "kimi_linear" else None
     if kinds is not None and len(kinds) != len(layers):
@@ -93,6 +96,19 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
         conv_shape=conv,
         temporal_shape=temporal,
     )
+
+
+def _require_fixed_rope(config: PreTrainedConfig) -> None:
+    """The library keeps the frequencies of such a rope in the model: one request's length would
+    change what another one says, and a request would not come back as it left."""
+    rope: object = getattr(config, "rope_parameters", None)
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    if kind in _ROPE_BY_LENGTH:
+        raise CapacityError(
+            f"a token's rotation must depend on its position alone: rope_type {kind!r} depends on "
+            f"the longest request of a call, and rows in the cache keep the old one; use yarn, "
+            f"linear or default"
+        )
 
 
 def _size(config: PreTrainedConfig, name: str, least: int = 1) -> int:

@@ -163,3 +163,13 @@ def test_each_layer_has_a_type() -> None:
     object.__setattr__(config, "layer_types", ["full_attention"])
     with pytest.raises(CapacityError, match="names each layer once: got 1 for 4 layers"):
         model_shape(config)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rope_that_looks_at_the_longest_request_is_refused(kind: str) -> None:
+    config = model("deepseek-v3").config
+    config.rope_parameters = {"rope_type": kind, "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(CapacityError, match=f"position alone: rope_type '{kind}' depends on the"):
+        model_shape(config)
+    config.rope_parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
+    model_shape(config)

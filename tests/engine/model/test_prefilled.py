@@ -1,6 +1,7 @@
 """A prefill that was kept hands over the same bits as one that is run, and where each is run."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from kvlab.engine.model import ModelCells, Prefilled, ShardedModel, prefill_apar
 from kvlab.engine.policy import NodeConfig
 from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
-from kvlab.errors import StudyError
+from kvlab.errors import IndexSpaceError, PoolError, StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from tests.engine.model.tiny import Placed, layout, model, prompt
 
@@ -101,3 +102,28 @@ def test_a_prefill_apart_on_interleaved_ranks_holds_each_position_once() -> None
     done = prefill_apart(sharded, PROMPTS[2], dcp_size=2)
     assert done.pools.layout == DcpLayout(2, 4, 2, 4)
     assert take_snapshot(done.pools, WidenedSlots(done.slots.ids), done.state).rows.shape[1] == 12
+
+
+def test_kept_prefills_of_a_model_whose_weights_were_written_since_are_refused() -> None:
+    own: Any = model("kimi-dense")
+    kept = Prefilled()
+    sharded = ShardedModel(own, DcpLayout(2, 2, 10), requests=1)
+    kept.get(sharded, 0, PROMPTS[0])
+    kept.get(sharded, 0, PROMPTS[0])
+    with torch.no_grad():
+        own.lm_head.weight.mul_(2)
+    with pytest.raises(StudyError, match="or its weights were written since"):
+        kept.get(sharded, 0, PROMPTS[0])
+    assert kept.runs == 1
+
+
+def test_a_prefill_that_failed_binds_nothing_and_one_without_tokens_is_refused() -> None:
+    kept = Prefilled()
+    sharded = ShardedModel(OWN, DcpLayout(2, 2, 10), requests=1)
+    with pytest.raises(PoolError, match="a token is an id of the vocabulary"):
+        kept.get(sharded, 0, [99], 5)
+    kept.get(sharded, 0, PROMPTS[0], 3)
+    with pytest.raises(StudyError, match="a prefill has at least one token: got none"):
+        kept.get(sharded, 1, [], 3)
+    with pytest.raises(IndexSpaceError, match=r"token must be an int: got 1\.5"):
+        kept.get(sharded, 1, [1.5], 3)  # type: ignore[list-item]
