@@ -19,6 +19,7 @@ from kvlab.engine.model import Form, ShardedModel
 from kvlab.engine.model.tiny import new_tiny_model
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index.layout import require_int
 from kvlab.lab.bench.clock import Contender, take_turns
 from kvlab.lab.bench.rows import Aim, Row, compare
 from kvlab.memory import PagedTokenToKVPoolAllocator
@@ -33,7 +34,10 @@ _EQUAL = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class DecodeCase:
-    """``requests`` in one batch, each of ``tokens`` when the clock starts; a call is ``steps``."""
+    """``requests`` in one batch, each of ``tokens`` when the clock starts; a call is ``steps``.
+
+    Errors: LayoutError for a count that is no int or too small.
+    """
 
     requests: int
     tokens: int
@@ -42,6 +46,15 @@ class DecodeCase:
     steps: int = 8
     dcp_sizes: tuple[int, ...] = (1, 2, 4, 8)
     aimed: bool = False
+
+    def __post_init__(self) -> None:
+        require_int("requests", self.requests, 1, "requests of one batch")
+        require_int("tokens", self.tokens, 1, "tokens of a request when the clock starts")
+        require_int("repetitions", self.repetitions, 1, "timed rounds")
+        require_int("warmup", self.warmup, 0, "rounds that are not timed")
+        require_int("steps", self.steps, 1, "decode steps of one call")
+        for dcp_size in self.dcp_sizes:
+            require_int("dcp_size", dcp_size, 1, "ranks of one process")
 
     @property
     def last(self) -> int:
