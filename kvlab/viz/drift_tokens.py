@@ -99,7 +99,8 @@ def tokens_figure(
         )
     mine = stays[stays["rid"].isin(chosen)]
     first = int(mine["begin"].min()) - 1  # the token of the prefill is drawn a step before
-    last = int(mine["end"].max())
+    drawn = tokens[tokens["rid"].isin(chosen)]
+    last = max(int(mine["end"].max()), int(drawn["step"].max()) + 1)
     fig = figure("double", height=1.05 + ROW_IN * len(chosen))
     lines_in = 2 * 0.19
     grid = fig.add_gridspec(
