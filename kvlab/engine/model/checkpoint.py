@@ -49,10 +49,15 @@ def load_model(
     place = _device(device)
     folder = _folder(path)
     config = _config(folder)
-    model_shape(config)
+    shape = model_shape(config)
     _require_plain(folder, config)
-    for part in _parts(folder):
-        _require_readable(part)
+    tensors = sum(_require_readable(part) for part in _parts(folder))
+    layers = len(shape.full_layers) + len(shape.linear_layers)
+    if tensors < layers:  # before a module is made for each
+        raise StudyError(
+            f"each layer has weights: the config of {folder.name!r} has {layers} layers, its files "
+            f"{tensors} tensors; use the config that belongs to them"
+        )
     read: Any = AutoModelForCausalLM.from_pretrained  # its type knows no output_loading_info
     try:
         model, found = read(
@@ -173,7 +178,8 @@ def _parts(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _require_readable(part: Path) -> None:
+def _require_readable(part: Path) -> int:
+    """How many tensors the file has."""
     try:
         with safe_open(part, framework="pt") as opened:
             kinds = {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
@@ -190,6 +196,7 @@ def _require_readable(part: Path) -> None:
             f"{len(kinds)} in {part.name!r} are not, first {wrong[0]} ({kinds[wrong[0]]}); other "
             f"numbers need a scale or mean something else: save the model with save_pretrained"
         )
+    return len(kinds)
 
 
 def _require_complete(folder: Path, found: dict[str, object]) -> None:

@@ -173,3 +173,10 @@ def test_a_rope_that_looks_at_the_longest_request_is_refused(kind: str) -> None:
         model_shape(config)
     config.rope_parameters = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 2.0}
     model_shape(config)
+
+
+def test_more_layers_than_tensors_are_refused_before_a_module_is_made(tmp_path: Path) -> None:
+    model("deepseek-v3").save_pretrained(tmp_path)
+    change_config(tmp_path, num_hidden_layers=1_000_000)
+    with pytest.raises(StudyError, match=r"has 1000000 layers, its files \d+ tensors"):
+        load_model(tmp_path)
