@@ -17,8 +17,9 @@ from kvlab.lab.drift.prompts import STEP_S, Prompts
 PAGE_SIZE = 1
 #: One request leaves every third forward: the default of SGLANG_TEST_RETRACT_INTERVAL.
 INTERVAL = 3
-#: Capacity of a short pool, as a share of what all running requests hold when they end.
-SHORT = 0.45
+#: Capacity of a short pool, as a share of what all running requests hold when they end: so short
+#: that at least 10 requests leave at each c (of the quick study's 12 at least one), and none aborts.
+SHORT = 0.195
 
 
 def node_config(condition: Condition, dcp_size: int, prompts: Prompts, running: int) -> NodeConfig:
