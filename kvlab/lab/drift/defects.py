@@ -1,7 +1,7 @@
 """The defects that public threads report around retraction, one entry each, all off by default.
 
 An entry says what the defect does and where it can act; ``cells`` does it. At c = 1 a widened id is
-a row and a merge has nothing to merge, so five of the entries cannot act there, whatever the load.
+a row and a merge has nothing to merge, so four of the entries cannot act there, whatever the load.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ DEFECTS = (
     Defect(
         "nan_padding",
         "NaN in the padding row",
-        "sglang#36207",
+        "sglang#36207, where padded rows of a batch write it; when it begins is this study's",
         "row 0 of every rank is NaN from the first retraction on, and padding is multiplied by 0 "
         "where it should be selected away",
         "any c",
@@ -125,6 +125,7 @@ DEFECTS = (
         "quantised rows come back, their scales stay what the new rows had",
         "any c",
         "run the same with unquantised KV: it vanishes",
+        hypothetical=True,
         dtypes=("fp8",),
     ),
     Defect(

@@ -115,7 +115,7 @@ def forced_run(
     for rid, output in enumerate(reference.tokens):
         starts.append(begin - len(setting.prompts.tokens[rid]))
         begin += len(output)
-    said = torch.empty_like(reference.logprobs)
+    said = torch.full_like(reference.logprobs, torch.nan)  # NaN: never said
 
     def watch(rid: int, position: int, logprobs: Tensor) -> None:
         said[starts[rid] + position] = logprobs

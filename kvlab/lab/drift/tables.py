@@ -71,7 +71,7 @@ def request_rows(
         drift = np.abs(signed)
         first = back[rid][0] if rid in back else None
         cut = len(drift) if first is None else first
-        onset = None if first is None else first_above(drift[first:], MARGIN * floor)
+        onset = _onset(drift, back.get(rid, []), MARGIN * floor)
         row: dict[str, object] = {
             "rid": rid,
             "retractions": left.count(rid),
@@ -99,6 +99,15 @@ def request_rows(
             row |= dict.fromkeys(FREE)
         rows.append(row)
     return rows
+
+
+def _onset(drift: Floats, starts: Sequence[int], bound: float) -> int | None:
+    """Tokens from the latest restore to the first drift after any; None without either."""
+    found = first_above(drift[starts[0] :], bound) if starts else None
+    if found is None:
+        return None
+    at = starts[0] + found
+    return at - max(start for start in starts if start <= at)
 
 
 FREE = (

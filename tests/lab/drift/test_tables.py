@@ -77,6 +77,17 @@ def test_nan_counts_as_above_the_floor() -> None:
     assert rows(floor=10.0).loc[0, "onset"] == 1
 
 
+def test_the_onset_counts_from_the_latest_restore_before_the_drift() -> None:
+    events = (*EVENTS[:6], Event(4, "retract", 0, 7), Event(5, "resume", 0, 7), EVENTS[6])
+    run = RunData((np.array([0, 0, 0, 0, 9.0]), RUN.dlogprob[1]), RUN.kl, RUN.rank, None, events)
+    assert restores(events, PROMPTS) == {0: [3, 4]}
+    assert rows(run).loc[0, "onset"] == 0  # the first restore, a token before, did no harm
+    early = RunData(
+        (np.array([0, 0, 0, 9.0, 9.0]), RUN.dlogprob[1]), RUN.kl, RUN.rank, None, events
+    )
+    assert rows(early).loc[0, "onset"] == 0
+
+
 def test_the_summary_of_the_run_by_hand() -> None:
     table = pd.DataFrame(request_rows(RUN, PROMPTS, FLOOR, REFERENCE))
     fixed = RunData((np.zeros(5), np.zeros(4)), RUN.kl, RUN.rank, RUN.tokens, EVENTS)
