@@ -18,7 +18,7 @@ PAGE_SIZE = 1
 #: One request leaves every third forward: the default of SGLANG_TEST_RETRACT_INTERVAL.
 INTERVAL = 3
 #: Capacity of a short pool, as a share of what all running requests hold when they end: so short
-#: that at least 10 requests leave at each c (of the quick study's 12 at least one), and none aborts.
+#: that there are 10 retractions or more at each c (with --quick at least one), and no abort.
 SHORT = 0.195
 
 

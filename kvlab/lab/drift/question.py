@@ -3,7 +3,7 @@
 *Reported*, never measured by us: under forced retraction about 4 of 48 restored requests fall into
 repetition, at DCP 1 as well. Which defect can do that? The rules, applied to the rows of c = 1:
 
-    cannot     bit-identical to the run with the fix: it does not act at c = 1
+    cannot     all logprobs are those of the run with the fix, bit for bit: no act at c = 1
     cannot     the share of restored requests that it touches is below 4 of 48
     does not   whoever is touched repeats, and more than 4 of 48 are: it would show in more
     can        requests repeat, as many as 4 of 48 or more. More is no objection: how many of those
@@ -106,10 +106,15 @@ def answer(found: Signature) -> Answer:
     if n == 0 or repeating is None:
         return Answer(found, "not measured", "no request was restored, or no free-running view")
     if found.from_fixed == 0 and found.nan_tokens == 0:
-        why = f"bit-identical to the run with the fix at c = {found.dcp_size}"
+        why = f"every logprob is that of the run with the fix, bit for bit, at c = {found.dcp_size}"
         return Answer(found, "cannot", why)
     if interval(touched, n)[1] < target:
-        return Answer(found, "cannot", f"it touches {touched} of {n} restored requests only")
+        return Answer(
+            found,
+            "cannot",
+            f"it touches {touched} of {n} restored requests only, at most "
+            f"{interval(touched, n)[1]:.0%} by chance",
+        )
     low, high = interval(repeating, n)
     share = f"{repeating} of {n} restored requests repeat, {touched} drift"
     if low > target and repeating >= SURE * touched:
@@ -149,7 +154,14 @@ def text(summary: pd.DataFrame) -> list[str]:
     if open_:
         each = " ".join(f"{d.title[0].upper()}{d.title[1:]}: {d.tell_apart}." for d in open_)
         lines.append(f"What would tell them apart on a real server. {each}")
-    lines += [_base_rate(summary), UNKNOWN]
+    low, high = interval(*REPORTED)
+    lines += [
+        _base_rate(summary),
+        f"The report is one count: {reported} is any share from {low:.0%} to {high:.0%}, by the "
+        f"95 % interval. A defect that is ruled out is ruled out as it was built here, in the "
+        f"dtype and on the workload it was run with.",
+        UNKNOWN,
+    ]
     return [line for line in lines if line]
 
 
@@ -179,10 +191,13 @@ def _base_rate(summary: pd.DataFrame) -> str:
     ]
     if not parts:
         return ""
-    return (
-        f"The base rate, with the fix and at the worst c: {'; '.join(parts)}. Rounding alone "
-        f"changes what is drawn, so a request that says something else is no proof of a defect."
+    so = (
+        "Rounding alone changes what is drawn, so a request that says something else is no proof "
+        "of a defect."
+        if worst["diverged_requests"].gt(0).any()
+        else "Rounding alone changed no token that was drawn here; on longer outputs it may."
     )
+    return f"The base rate, with the fix and at the worst c: {'; '.join(parts)}. {so}"
 
 
 def table(given: Sequence[Signature]) -> pd.DataFrame:

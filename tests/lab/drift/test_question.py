@@ -69,7 +69,9 @@ def test_the_text_names_every_defect_once_in_its_group_and_says_what_stays_unkno
     argued = "\n".join(lines[:-1])
     for known in DEFECTS:
         assert known.title in argued
-    assert "These cannot produce 4 of 48 at c = 1 (4). widened ids as rows: bit" in argued
+    assert "These cannot produce 4 of 48 at c = 1 (4). widened ids as rows: every" in argued
+    assert "logprob is that of the run with the fix, bit for bit, at c = 1" in argued
+    assert "4 of 48 is any share from 3% to 20%, by the 95 % interval" in argued
     can = "These can produce 4 of 48 at c = 1 (1). KDA state of another (hypothetical): 4 of 48"
     assert can in argued
     assert "What would tell them apart on a real server. " in argued
@@ -77,6 +79,20 @@ def test_the_text_names_every_defect_once_in_its_group_and_says_what_stays_unkno
     # What cannot be behind it needs no measurement.
     assert "count the rows that a rank saves" not in argued
     assert f"0 of 48 requests in {DTYPES[0]} say something else" in argued
+
+
+def test_rounding_is_said_to_change_what_is_drawn_only_where_it_did() -> None:
+    changes, did_not = "Rounding alone changes what is drawn", "Rounding alone changed no token"
+    calm = "\n".join(text(summary()))
+    assert did_not in calm and changes not in calm
+    moved = "\n".join(text(summary({"forced_fixed__4": {"diverged_requests": 1}})))
+    assert changes in moved and did_not not in moved
+
+
+def test_a_defect_that_touches_few_is_ruled_out_with_the_bound() -> None:
+    few = {"defect_state_stale__1": {"drifting_restored": 0}}
+    argued = "\n".join(text(summary(few)))
+    assert "it touches 0 of 48 restored requests only, at most 7% by chance" in argued
 
 
 def test_the_text_follows_the_numbers() -> None:

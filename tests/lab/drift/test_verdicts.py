@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvlab.lab.drift.conditions import DTYPES
-from kvlab.lab.drift.verdicts import Verdict, verdicts
+from kvlab.lab.drift.verdicts import RECOMPUTE, Verdict, verdicts
 from tests.lab.drift.made_up import FLOOR, summary
 
 
@@ -41,7 +41,11 @@ def test_numbers_as_expected_confirm_every_expectation() -> None:
         ("prefix_beyond_floor_float32", {"forced_prefix__4": {"max_abs_dlogprob": 99 * FLOOR}}),
         ("prefix_nothing_at_1_float32", {"forced_prefix__1": {"max_from_fixed": 1e-9}}),
         ("tolerance_sees_prefix_float32", {"forced_prefix__2": {"max_abs_dlogprob": 0.2}}),
-        ("no_reach_at_1", {"defect_wrong_log_base__1": {"max_from_fixed": 1e-9}}),
+        ("tolerance_sees_defects", {"defect_old_rows__2": {"max_abs_dlogprob": 0.2}}),
+        (
+            "no_reach_at_1",
+            {"defect_wrong_log_base__1": {"max_from_fixed": 1e-9, "max_abs_dlogprob": 1}},
+        ),
         ("no_reach_at_1", {"defect_translated_twice__1": {"nan_tokens": 3}}),
     ],
 )
@@ -53,6 +57,35 @@ def test_each_expectation_is_refuted_by_one_number_against_it(
     others = {stem(v.name) for v in given.values() if v.outcome == "refuted"} - {stem(name)}
     # Below a hundred times the floor is below the tolerance, too.
     assert others <= ({"tolerance_sees_prefix"} if "beyond" in name else set())
+
+
+def test_a_defect_below_the_tolerance_is_named_with_its_drift_and_nan_is_left_out() -> None:
+    given = found(
+        defect_wrong_log_base__2={"max_abs_dlogprob": 0.197},
+        defect_nan_padding={"nan_tokens": 9},
+    )["tolerance_sees_defects"]
+    assert given.outcome == "refuted"
+    assert "max |Δℓ| of the others: wrong_log_base 0.197 at c = 2; 3 runs" in given.evidence
+    assert given.evidence.endswith("3 runs with NaN left out")
+
+
+def test_a_floor_of_zero_is_held_by_equal_bits_and_left_by_any_drift() -> None:
+    kinds = ("forced_fixed", "forced_prefix__2", "forced_prefix__4", "recompute")
+    none = {"floor": 0.0, "max_abs_dlogprob": 0.0}
+    given = found(**dict.fromkeys(kinds, none))
+    within = given["forced_fixed_within_floor_float32"]
+    assert within.outcome == "confirmed"
+    assert within.evidence == "at most 0 nats, the floor is 0, at c = 1, 2, 4"
+    assert given["prefix_beyond_floor_float32"].outcome == "refuted"
+    given = found(**{kind: {**none, "max_abs_dlogprob": 1e-7} for kind in kinds})
+    assert given["forced_fixed_within_floor_float32"].outcome == "refuted"
+    assert given["prefix_beyond_floor_float32"].outcome == "confirmed"
+
+
+def test_the_cause_of_recompute_is_told_only_where_it_leaves_the_floor() -> None:
+    name = "recompute_within_floor_float32"
+    assert RECOMPUTE not in found()[name].evidence
+    assert RECOMPUTE in found(recompute={"max_abs_dlogprob": 3 * FLOOR})[name].evidence
 
 
 def test_twice_the_floor_is_still_noise_and_a_hundred_times_is_not() -> None:
