@@ -83,7 +83,7 @@ def drift_by_position_figure(
     *,
     dtype: str = "float32",
     dcp_sizes: Sequence[int] = (1, 4),
-    conditions: Sequence[str] = ("forced_fixed", "forced_prefix"),
+    conditions: Sequence[str] = ("forced_fixed", "forced_before_fix"),
     width: Width = "double",
 ) -> Figure:
     """Median, 90th percentile and largest drift along the output, and along the tokens since a

@@ -34,7 +34,7 @@ ROW_IN = 0.25
 SPREAD = 0.17
 SHORT = f"{UPSTREAM_TOLERANCE:.2f}, upstream (reported)"
 #: Of the same run under two names, the one that is left out.
-TWIN, KEPT = "defect:widened_as_rows", "forced_prefix"
+TWIN, KEPT = "defect:widened_as_rows", "forced_before_fix"
 
 
 def drift_by_condition_figure(

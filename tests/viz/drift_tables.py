@@ -66,7 +66,7 @@ def tables() -> dict[str, pd.DataFrame]:
                 summary.append({**key, **summary_row(made, rows, FLOORS[dtype], fixed)})
                 requests.append(rows)
                 positions += [{**key, **row} for row in position_rows(made, PROMPTS)]
-    one = run(twins["forced_prefix"], 4, "float32")
+    one = run(twins["forced_before_fix"], 4, "float32")
     texts = [tuple(TEXT[i % len(TEXT)] for i in range(r.output_tokens)) for r in REQUESTS]
     return {
         "summary": pd.DataFrame(summary),

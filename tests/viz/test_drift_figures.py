@@ -132,13 +132,13 @@ def test_each_dtype_has_a_panel_whose_lines_are_the_table_zeros_in_their_place()
                 if len(rows):
                     want = scale.place(rows.sort_values("dcp_size")[column]).tolist()
                     assert lines_of(panels[3 * i + j], name) == want
-    assert scale.zero in lines_of(panels[0], "forced_prefix")
+    assert scale.zero in lines_of(panels[0], "forced_before_fix")
 
 
 def test_the_legend_of_the_lines_names_each_condition_that_is_drawn_and_no_other() -> None:
     summary = tables()["summary"]
-    some = summary[summary["condition"].isin(["no_retraction", "forced_prefix"])]
-    titles = [condition(name).title for name in ("no_retraction", "forced_prefix")]
+    some = summary[summary["condition"].isin(["no_retraction", "forced_before_fix"])]
+    titles = [condition(name).title for name in ("no_retraction", "forced_before_fix")]
     assert words_of(drift_by_dcp_figure(some, ORIGIN)) == [*titles, TOLERANCE_TEXT]
 
 
@@ -151,14 +151,14 @@ def test_the_median_of_each_position_is_the_table() -> None:
     positions = tables()["positions"]
     fig = drift_by_position_figure(positions, ORIGIN)
     here = positions[positions["dtype"].eq("float32") & positions["dcp_size"].isin(SIZES)]
-    here = here[here["condition"].isin(["forced_fixed", "forced_prefix"])]
+    here = here[here["condition"].isin(["forced_fixed", "forced_before_fix"])]
     scale = ZeroLog.over(here[["p50", "p90", "max"]].to_numpy(), keep=[0.2])
     panels = iter(fig.axes[:4])
     for axis in ("position", "since_restore"):
         for size in SIZES:
             ax = next(panels)
             assert ax.get_title("left") == f"DCP {size}"
-            for name in ("forced_fixed", "forced_prefix"):
+            for name in ("forced_fixed", "forced_before_fix"):
                 rows = here[here["axis"].eq(axis) & here["dcp_size"].eq(size)]
                 rows = rows[rows["condition"] == name].sort_values("at")
                 assert lines_of(ax, name) == scale.place(rows["p50"]).tolist()

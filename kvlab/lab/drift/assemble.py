@@ -22,7 +22,7 @@ from kvlab.lab.drift.tables import (
 Find = Callable[[str, str, int, str], Arrays | None]
 Point = tuple[Condition, int, str]
 #: The run whose events and tokens are kept, the first of these that was run; c as near 4 as any.
-TIMELINE = ("forced_prefix", "forced_fixed", "no_retraction")
+TIMELINE = ("forced_before_fix", "forced_fixed", "no_retraction")
 
 
 def assemble(

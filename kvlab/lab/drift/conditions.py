@@ -2,12 +2,12 @@
 
     no_retraction      the floor of merge and batch
     forced_fixed       somebody is retracted every third forward, with the fix
-    forced_prefix      the same with the code before the fix, in its silent regime
+    forced_before_fix      the same with the code before the fix, in its silent regime
     natural            memory is short
     recompute          as forced_fixed, but restored by a prefill of all tokens
     defect:<name>      one defect on, see ``defects``
 
-``forced_prefix`` and ``defect:widened_as_rows`` are one and the same run under two names.
+``forced_before_fix`` and ``defect:widened_as_rows`` are one and the same run under two names.
 """
 
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ CONDITIONS = (
     Condition("no_retraction", "no retraction", "calm"),
     Condition("forced_fixed", "forced retraction, with the fix", "forced"),
     Condition(
-        "forced_prefix",
+        "forced_before_fix",
         "forced retraction, before the fix",
         "forced",
         defect=_WIDENED,

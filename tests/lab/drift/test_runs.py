@@ -187,8 +187,8 @@ def test_index_defects_bring_back_other_bits_and_hit_requests_before_they_ever_l
 
 
 def test_before_the_fix_is_the_defect_of_widened_ids_under_another_name(runs: Runs) -> None:
-    assert condition("forced_prefix").runs_as == condition("defect:widened_as_rows").runs_as
-    assert runs.same("forced_prefix", 4, "defect:widened_as_rows")
+    assert condition("forced_before_fix").runs_as == condition("defect:widened_as_rows").runs_as
+    assert runs.same("forced_before_fix", 4, "defect:widened_as_rows")
 
 
 def test_nan_in_the_padding_row_makes_nan_tokens_and_one_token_over_and_over(runs: Runs) -> None:
@@ -242,9 +242,9 @@ def test_forced_runs_say_the_references_tokens_and_free_ones_depend_on_the_seed(
 def test_the_silent_regime_holds_at_every_size_and_a_smaller_pool_raises(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = condition("forced_prefix")
+    known = condition("forced_before_fix")
     for c in (2, 3, 8):
-        assert runs.forced("forced_prefix", c)["restores"].sum() > 0
+        assert runs.forced("forced_before_fix", c)["restores"].sum() > 0
 
     def small(known: Condition, c: int, prompts: Prompts, running: int) -> NodeConfig:
         config = node_config(known, c, prompts, running)

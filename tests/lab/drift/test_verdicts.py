@@ -38,9 +38,9 @@ def test_numbers_as_expected_confirm_every_expectation() -> None:
         ("forced_fixed_within_floor_fp8", {"forced_fixed__1": {"nan_tokens": 1}}),
         ("natural_within_floor_float32", {"natural__1": {"max_abs_dlogprob": 1e-2}}),
         ("recompute_within_floor_float32", {"recompute__4": {"max_abs_dlogprob": 1e-2}}),
-        ("prefix_beyond_floor_float32", {"forced_prefix__4": {"max_abs_dlogprob": 99 * FLOOR}}),
-        ("prefix_nothing_at_1_float32", {"forced_prefix__1": {"max_from_fixed": 1e-9}}),
-        ("tolerance_sees_prefix_float32", {"forced_prefix__2": {"max_abs_dlogprob": 0.2}}),
+        ("prefix_beyond_floor_float32", {"forced_before_fix__4": {"max_abs_dlogprob": 99 * FLOOR}}),
+        ("prefix_nothing_at_1_float32", {"forced_before_fix__1": {"max_from_fixed": 1e-9}}),
+        ("tolerance_sees_prefix_float32", {"forced_before_fix__2": {"max_abs_dlogprob": 0.2}}),
         ("tolerance_sees_defects", {"defect_old_rows__2": {"max_abs_dlogprob": 0.2}}),
         (
             "no_reach_at_1",
@@ -70,7 +70,7 @@ def test_a_defect_below_the_tolerance_is_named_with_its_drift_and_nan_is_left_ou
 
 
 def test_a_floor_of_zero_is_held_by_equal_bits_and_left_by_any_drift() -> None:
-    kinds = ("forced_fixed", "forced_prefix__2", "forced_prefix__4", "recompute")
+    kinds = ("forced_fixed", "forced_before_fix__2", "forced_before_fix__4", "recompute")
     none = {"floor": 0.0, "max_abs_dlogprob": 0.0}
     given = found(**dict.fromkeys(kinds, none))
     within = given["forced_fixed_within_floor_float32"]
@@ -91,7 +91,7 @@ def test_the_cause_of_recompute_is_told_only_where_it_leaves_the_floor() -> None
 def test_twice_the_floor_is_still_noise_and_a_hundred_times_is_not() -> None:
     given = found(
         forced_fixed={"max_abs_dlogprob": 2 * FLOOR},
-        forced_prefix={"max_abs_dlogprob": 100 * FLOOR},
+        forced_before_fix={"max_abs_dlogprob": 100 * FLOOR},
     )
     assert given["forced_fixed_within_floor_float32"].outcome == "confirmed"
     assert given["prefix_beyond_floor_float32"].outcome == "confirmed"
