@@ -92,16 +92,30 @@ def code_digest() -> str:
 
 
 def model_digest(folder: Path) -> str:
-    """SHA-256 over the config and the weights: sizes and contents, of a large file its two ends."""
+    """SHA-256 over config, weights and their index, which decide what a model says; not over what
+    else lies beside them. Of a file above 64 MiB its size and its two ends count."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")]):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            if size <= WHOLE:
-                digest.update(file.read())
-            else:
-                digest.update(file.read(WHOLE // 2))
-                file.seek(-WHOLE // 2, os.SEEK_END)
-                digest.update(file.read())
+    named = [folder / "config.json", *sorted(folder.glob("*.safetensors*"))]
+    for path in [path for path in named if path.is_file()]:
+        digest.update(f"{path.name} {path.stat().st_size} ".encode())
+        digest.update(_content(path))
     return digest.hexdigest()
+
+
+def weights_digest(folder: Path) -> str:
+    """What an origin names: the SHA-256 of ``model.safetensors``, as any tool prints it; where that
+    file is missing or above 64 MiB, ``model_digest``."""
+    path = folder / "model.safetensors"
+    if not path.is_file() or path.stat().st_size > WHOLE:
+        return model_digest(folder)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    """A file's bytes, of a large one the first and the last."""
+    with path.open("rb") as file:
+        if path.stat().st_size <= WHOLE:
+            return file.read()
+        first = file.read(WHOLE // 2)
+        file.seek(-WHOLE // 2, os.SEEK_END)
+        return first + file.read()
