@@ -3,15 +3,14 @@
 *Reported*, never measured by us: under forced retraction about 4 of 48 restored requests fall into
 repetition, at DCP 1 as well. Which defect can do that? The rules, applied to the rows of c = 1:
 
-    cannot     all logprobs are those of the run with the fix, bit for bit: no act at c = 1
-    cannot     the share of restored requests that it touches is below 4 of 48
-    does not   whoever is touched repeats, and more than 4 of 48 are: it would show in more
-    can        requests repeat, as many as 4 of 48 or more. More is no objection: how many of those
-               that are touched fall into a loop depends on how tokens are drawn
-    may        it touches enough requests, but repeats in fewer here: a tiny model that draws its
-               tokens falls into loops less easily than a large one that is greedy
+    cannot        all logprobs are those of the run with the fix, bit for bit: no act at c = 1
+    cannot        no restored request leaves the floor: it does no more than rounding
+    cannot        it touches so few of them that 4 of 48 is out of reach, even by chance
+    too many      whoever is touched repeats, and that is more than the report's share can be
+    not excluded  all others: a tiny model that draws its tokens falls into loops less, or more,
+                  easily than a large one; the shares and their intervals are given, not judged
 
-"May be by chance" is the 95 % interval of Wilson for k of n.
+"By chance" is the 95 % interval of Wilson for k of n, of the count here and of the one reported.
 """
 
 import math
@@ -26,7 +25,7 @@ from kvlab.lab.drift.defects import DEFECTS, Defect
 
 #: *Reported* with the fix's branch; no public thread shows it.
 REPORTED = (4, 48)
-Judgement = Literal["cannot", "does not", "can", "may", "not measured"]
+Judgement = Literal["cannot", "too many", "not excluded", "not measured"]
 Z = 1.96
 #: From which share on of those that are touched repetition is no matter of chance.
 SURE = 0.9
@@ -100,15 +99,16 @@ def interval(hits: int, of: int) -> tuple[float, float]:
 
 def answer(found: Signature) -> Answer:
     """The rules of the module, in their order."""
-    target = REPORTED[0] / REPORTED[1]
-    reported = f"{REPORTED[0]} of {REPORTED[1]}"
+    least, most = interval(*REPORTED)
     n, touched, repeating = found.restored, found.drifting, found.repeating
     if n == 0 or repeating is None:
         return Answer(found, "not measured", "no request was restored, or no free-running view")
     if found.from_fixed == 0 and found.nan_tokens == 0:
         why = f"every logprob is that of the run with the fix, bit for bit, at c = {found.dcp_size}"
         return Answer(found, "cannot", why)
-    if interval(touched, n)[1] < target:
+    if touched == 0:
+        return Answer(found, "cannot", f"none of {n} restored requests leaves the floor")
+    if interval(touched, n)[1] < least:
         return Answer(
             found,
             "cannot",
@@ -116,14 +116,12 @@ def answer(found: Signature) -> Answer:
             f"{interval(touched, n)[1]:.0%} by chance",
         )
     low, high = interval(repeating, n)
-    share = f"{repeating} of {n} restored requests repeat, {touched} drift"
-    if low > target and repeating >= SURE * touched:
-        return Answer(found, "does not", f"{share}: nearly all that are touched")
-    if low > target:
-        return Answer(found, "can", f"{share}: more than {reported}, as these were drawn")
-    if repeating and high >= target:
-        return Answer(found, "can", f"{share}: {reported} is within chance")
-    return Answer(found, "may", f"{share}: enough are touched, too few repeat here")
+    share = (
+        f"{repeating} of {n} restored requests repeat ({low:.0%} to {high:.0%}), {touched} drift"
+    )
+    if low > most and repeating >= SURE * touched:
+        return Answer(found, "too many", f"{share}: nearly all that are touched")
+    return Answer(found, "not excluded", share)
 
 
 def answers(summary: pd.DataFrame) -> list[Answer]:
@@ -139,27 +137,29 @@ def text(summary: pd.DataFrame) -> list[str]:
         f"Reported, not measured here: about {reported} restored requests repeat tokens under "
         f"forced retraction, at DCP 1 as well. No public thread shows the log."
     ]
+    least, most = interval(*REPORTED)
     for judgement, says in (
-        ("cannot", f"These cannot produce {reported} at c = 1"),
-        ("does not", f"These act at c = 1, but would show in more than {reported}"),
-        ("can", f"These can produce {reported} at c = 1"),
-        ("may", "These act at c = 1 on enough requests, but do not repeat often enough here"),
+        ("cannot", f"These cannot make {reported} repeat at c = 1"),
+        ("too many", "These act at c = 1, but would make nearly all that they touch repeat"),
+        (
+            "not excluded",
+            f"These act at c = 1 and are not excluded; {reported} is any share from {least:.0%} to "
+            f"{most:.0%}, by the 95 % interval, and theirs are those of a tiny model",
+        ),
         ("not measured", "These were not measured"),
     ):
         group = [a for a in given if a.judgement == judgement]
         if group:
             each = "; ".join(f"{_named(a.signature.defect)}: {a.why}" for a in group)
             lines.append(f"{says} ({len(group)}). {each}.")
-    open_ = [a.signature.defect for a in given if a.judgement in ("can", "may")]
+    open_ = [a.signature.defect for a in given if a.judgement == "not excluded"]
     if open_:
         each = " ".join(f"{d.title[0].upper()}{d.title[1:]}: {d.tell_apart}." for d in open_)
         lines.append(f"What would tell them apart on a real server. {each}")
-    low, high = interval(*REPORTED)
     lines += [
         _base_rate(summary),
-        f"The report is one count: {reported} is any share from {low:.0%} to {high:.0%}, by the "
-        f"95 % interval. A defect that is ruled out is ruled out as it was built here, in the "
-        f"dtype and on the workload it was run with.",
+        "A defect that is ruled out is ruled out as it was built here, in the dtype and on the "
+        "workload it was run with.",
         UNKNOWN,
     ]
     return [line for line in lines if line]

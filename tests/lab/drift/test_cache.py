@@ -9,6 +9,7 @@ import pytest
 from kvlab.lab.drift import read_study
 from kvlab.lab.drift.cache import WHOLE, model_digest, weights_digest
 from kvlab.memory.published import data_path
+from kvlab.viz.drift_scale import origin_of
 
 SHIPPED = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
 
@@ -45,6 +46,6 @@ def test_an_origin_names_the_sha256_of_the_weights_as_any_tool_prints_it(folder:
 def test_the_recorded_study_was_run_on_the_shipped_checkpoint() -> None:
     facts = json.loads((SHIPPED / "measured.json").read_text())
     study = read_study(data_path("runs", "drift", "summary.csv").parent)
-    recorded = study.origin["parameters"]["model_sha256"]
+    recorded = str(origin_of(study.origin).parameters["model_sha256"])
     assert facts["checkpoint"]["sha256"].startswith(recorded)
     assert weights_digest(SHIPPED).startswith(recorded)

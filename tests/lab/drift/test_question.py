@@ -1,4 +1,4 @@
-"""The rules by which a defect can, may or cannot be behind 4 of 48, and the text they give."""
+"""The rules by which a defect is ruled out as the cause of 4 of 48, and the text they give."""
 
 from typing import Any
 
@@ -21,21 +21,23 @@ def test_a_defect_that_is_bit_identical_at_one_rank_cannot() -> None:
     assert {name for name, judgement in given.items() if judgement == "cannot"} == {
         d.name for d in DEFECTS if not d.can_act(1)
     }
-    assert given["state_not_restored"] == "may"
+    assert given["state_not_restored"] == "not excluded"
 
 
 @pytest.mark.parametrize(
     ("changes", "judgement"),
     [
-        ({"repeating_restored": 4}, "can"),
-        ({"repeating_restored": 1}, "can"),  # up to 11 % may be behind 1 of 48
-        ({"repeating_restored": 0}, "may"),
-        ({"repeating_restored": 30}, "can"),  # fewer, if drawn otherwise
-        ({"repeating_restored": 47}, "does not"),
+        ({"repeating_restored": 4}, "not excluded"),
+        ({"repeating_restored": 0}, "not excluded"),  # a large model may loop where this does not
+        ({"repeating_restored": 30}, "not excluded"),  # fewer, if drawn otherwise
+        ({"repeating_restored": 43}, "not excluded"),  # nine in ten of 48 are 43.2
+        ({"repeating_restored": 44}, "too many"),
+        ({"drifting_restored": 3, "repeating_restored": 3}, "not excluded"),
+        ({"drifting_restored": 1, "restored_requests": 400, "repeating_restored": 0}, "cannot"),
         ({"drifting_restored": 0, "repeating_restored": 0}, "cannot"),
         ({"restored_requests": 0}, "not measured"),
         ({"repeating_restored": float("nan")}, "not measured"),
-        ({"max_from_fixed": 0.0, "nan_tokens": 5, "repeating_restored": 48}, "does not"),
+        ({"max_from_fixed": 0.0, "nan_tokens": 5, "repeating_restored": 48}, "too many"),
     ],
 )
 def test_the_rules_in_their_order(changes: dict[str, Any], judgement: str) -> None:
@@ -44,7 +46,7 @@ def test_the_rules_in_their_order(changes: dict[str, Any], judgement: str) -> No
 
 def test_the_reach_is_measured_and_not_taken_from_the_catalogue() -> None:
     moved = {"max_from_fixed": 0.1, "drifting_restored": 48, "repeating_restored": 4}
-    assert judged(defect_wrong_log_base__1=moved)["wrong_log_base"] == "can"
+    assert judged(defect_wrong_log_base__1=moved)["wrong_log_base"] == "not excluded"
     assert judged(defect_old_rows__1={"max_from_fixed": 0.0})["old_rows"] == "cannot"
 
 
@@ -69,11 +71,13 @@ def test_the_text_names_every_defect_once_in_its_group_and_says_what_stays_unkno
     argued = "\n".join(lines[:-1])
     for known in DEFECTS:
         assert known.title in argued
-    assert "These cannot produce 4 of 48 at c = 1 (4). widened ids as rows: every" in argued
+    assert "These cannot make 4 of 48 repeat at c = 1 (4). widened ids as rows: every" in argued
     assert "logprob is that of the run with the fix, bit for bit, at c = 1" in argued
     assert "4 of 48 is any share from 3% to 20%, by the 95 % interval" in argued
-    can = "These can produce 4 of 48 at c = 1 (1). KDA state of another (hypothetical): 4 of 48"
-    assert can in argued
+    assert (
+        "KDA state of another (hypothetical): 4 of 48 restored requests repeat (3% to 20%)"
+        in argued
+    )
     assert "What would tell them apart on a real server. " in argued
     assert "log the state slot before and after" in argued
     # What cannot be behind it needs no measurement.
@@ -89,10 +93,10 @@ def test_rounding_is_said_to_change_what_is_drawn_only_where_it_did() -> None:
     assert changes in moved and did_not not in moved
 
 
-def test_a_defect_that_touches_few_is_ruled_out_with_the_bound() -> None:
+def test_a_defect_that_does_no_more_than_rounding_is_ruled_out() -> None:
     few = {"defect_state_stale__1": {"drifting_restored": 0}}
     argued = "\n".join(text(summary(few)))
-    assert "it touches 0 of 48 restored requests only, at most 7% by chance" in argued
+    assert "none of 48 restored requests leaves the floor" in argued
 
 
 def test_the_text_follows_the_numbers() -> None:
