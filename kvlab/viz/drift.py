@@ -23,6 +23,7 @@ from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
 from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import (
     LOOKS,
+    PQ,
     TOLERANCE_TEXT,
     ZeroLog,
     legend_in,
@@ -38,6 +39,8 @@ REFERENCE = (
     "Reference: one rank, no retraction, same dtype, one request a forward; the runs batch, so "
     "rounding differs at DCP 1 too."
 )
+#: Places with fewer tokens are left out: their percentiles are single requests.
+LEAST_TOKENS = 10
 ZERO = "The grey band at 0 holds values that are exactly 0: equal bits."
 
 
@@ -71,8 +74,8 @@ def drift_by_dcp_figure(summary: pd.DataFrame, origin: Origin, width: Width = "d
     words = "; ".join(f"{metric(n).symbol}: {metric(n).definition}" for n in names)
     return caption(
         fig,
-        f"|Δℓ|: {metric('abs_dlogprob').definition}, in nats. {words}. {REFERENCE} {ZERO} "
-        "Measured; the dotted line is reported.",
+        f"|Δℓ|: {metric('abs_dlogprob').definition}, in nats; {PQ}. {words}. {REFERENCE} {ZERO} "
+        f"{_not_run(table, shown, dtypes)}Measured; the dotted line is reported.",
         origin,
     )
 
@@ -89,14 +92,17 @@ def drift_by_position_figure(
     """Median, 90th percentile and largest drift along the output, and along the tokens since a
     restore, with and without the fix.
 
-    ``positions``: condition, dcp_size, dtype, axis ("position" or "since_restore"), at, p50, p90,
-    max.
+    ``positions``: condition, dcp_size, dtype, axis ("position" or "since_restore"), at, tokens,
+    p50, p90, max. Places of fewer than ``LEAST_TOKENS`` tokens are left out, where others have as
+    many.
     """
-    needed = ("condition", "dcp_size", "dtype", "axis", "at", "p50", "p90", "max")
+    needed = ("condition", "dcp_size", "dtype", "axis", "at", "tokens", "p50", "p90", "max")
     require_rows(positions, needed, "drift by position")
     mine = positions["dtype"].eq(dtype) & positions["condition"].isin(list(conditions))
     table = positions[mine & positions["dcp_size"].isin(list(dcp_sizes))]
     require_rows(table, needed, "drift by position")
+    least = min(LEAST_TOKENS, int(table["tokens"].max()))
+    table = table[table["tokens"] >= least]
     scale = ZeroLog.over(table[["p50", "p90", "max"]].to_numpy(), keep=[UPSTREAM_TOLERANCE])
     kinds = [("position", "output position (tokens)"),
              ("since_restore", "tokens since the request came back")]  # fmt: skip
@@ -123,11 +129,21 @@ def drift_by_position_figure(
     fig.suptitle(f"Drift along a request ({DTYPE_TITLES[dtype]})", x=0.01, ha="left")
     return caption(
         fig,
-        f"|Δℓ|: {metric('abs_dlogprob').definition}, in nats, over all requests: line: median, "
-        f"dark: up to the 90th percentile, light: up to the largest. {REFERENCE} {ZERO} Measured; "
-        "the dotted line is reported.",
+        f"|Δℓ|: {metric('abs_dlogprob').definition}, in nats, over all requests; {PQ}. Line: "
+        "median, dark: up to the 90th percentile, light: up to the largest, at places with at "
+        f"least {least} tokens. {REFERENCE} {ZERO} Measured; the dotted line is reported.",
         origin,
     )
+
+
+def _not_run(table: pd.DataFrame, shown: Sequence[str], dtypes: Sequence[str]) -> str:
+    """A sentence that names the lines that a panel lacks, or nothing."""
+    lacks = []
+    for dtype in dtypes:
+        there = set(table.loc[table["dtype"] == dtype, "condition"])
+        names = [condition(name).title for name in shown if name not in there]
+        lacks += [f"{' and '.join(names)} in {dtype}"] if names else []
+    return f"Not run: {'; '.join(lacks)}. " if lacks else ""
 
 
 def _lines_by_dcp(

@@ -7,7 +7,7 @@ Worked example: 48 requests of which 12 drift by 3 nats and 36 by 0 are 12 marks
 grey band of zeros, and a bar there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from textwrap import wrap
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from kvlab.lab.drift.conditions import DTYPES, condition
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
 from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import (
+    PQ,
     TOLERANCE_TEXT,
     ZeroLog,
     legend_in,
@@ -28,7 +29,7 @@ from kvlab.viz.drift_scale import (
     roomy,
     tolerance_line,
 )
-from kvlab.viz.style import BLACK, BLUE, ORANGE, caption, figure
+from kvlab.viz.style import BLACK, BLUE, GREEN, ORANGE, caption, figure
 
 ROW_IN = 0.25
 SPREAD = 0.17
@@ -41,6 +42,7 @@ def drift_by_condition_figure(
     requests: pd.DataFrame,
     origin: Origin,
     *,
+    floors: Mapping[str, float] | None = None,
     dcp_sizes: Sequence[int] = (1, 4),
     width: Literal["single", "double"] = "double",
 ) -> Figure:
@@ -48,6 +50,8 @@ def drift_by_condition_figure(
 
     ``requests``: condition, dcp_size, dtype, rid, restored_at, max_abs_dlogprob, nan_tokens. Each
     condition is drawn in float32, or in the first dtype that it has, which its name then says.
+    ``floors``: ε of each dtype, nats (column ``floor`` of the summary), a tick in each line; None:
+    no tick.
     """
     needed = ("condition", "dcp_size", "dtype", "rid", "restored_at", "max_abs_dlogprob")
     require_rows(requests, (*needed, "nan_tokens"), "drift by condition")
@@ -59,13 +63,13 @@ def drift_by_condition_figure(
     table = table.assign(worst=worst)
     scale = ZeroLog.over(worst.to_numpy(), keep=[UPSTREAM_TOLERANCE])
     wide = width == "double"
-    lines = 2 if wide else 4
+    lines = 3 if wide else 5
     rows_in = 0.5 + ROW_IN * len(shown)
     fig = roomy(figure(width, height=rows_in + 0.55 + 0.19 * lines))
     grid = fig.add_gridspec(2, len(dcp_sizes), height_ratios=[rows_in, 0.19 * lines])
     for j, size in enumerate(dcp_sizes):
         ax = fig.add_subplot(grid[0, j])
-        _panel(ax, table[table["dcp_size"] == size], shown, scale)
+        _panel(ax, table[table["dcp_size"] == size], shown, scale, floors or {})
         scale.draw(ax, "x", most=6 if wide else 4)
         ax.set_title(f"DCP {size}", fontsize=8.5)
         names = [_name(known, dtype) for known, dtype in shown]
@@ -73,14 +77,20 @@ def drift_by_condition_figure(
         ax.set_yticks(range(len(shown)), names, fontsize=7.5 if wide else 6.5)
         ax.tick_params(labelleft=j == 0)
     below = fig.add_subplot(grid[1, :])
-    legend_in(below, _handles(TOLERANCE_TEXT if wide else SHORT), 2 if wide else 1)
+    legend_in(below, _handles(TOLERANCE_TEXT if wide else SHORT, bool(floors)), 2 if wide else 1)
     fig.suptitle("The worst token of each request", x=0.01, ha="left")
+    twin = (
+        f" {condition(TWIN).title[0].upper()}{condition(TWIN).title[1:]}: the run named "
+        f"'{condition(KEPT).title}'."
+        if {TWIN, KEPT} <= set(table["condition"])
+        else ""
+    )
     return caption(
         fig,
         f"max |Δℓ|: {metric('max_abs_dlogprob').definition}, of one request; |Δℓ|: "
-        f"{metric('abs_dlogprob').definition}, in nats. Reference: one rank, no retraction, same "
-        "dtype. The band at 0 holds requests with equal bits, that at NaN those with a token "
-        "that has no logprob. Measured; the dotted line is reported.",
+        f"{metric('abs_dlogprob').definition}, in nats; {PQ}. Reference: one rank, no "
+        "retraction, same dtype. The band at 0 holds requests with equal bits, that at NaN those with a token "
+        f"that has no logprob.{twin} Measured; the dotted line is reported.",
         origin,
     )
 
@@ -100,7 +110,13 @@ def _name(name: str, dtype: str) -> str:
     return condition(name).title + ("" if dtype == "float32" else f" ({dtype})")
 
 
-def _panel(ax: Axes, table: pd.DataFrame, shown: Sequence[tuple[str, str]], scale: ZeroLog) -> None:
+def _panel(
+    ax: Axes,
+    table: pd.DataFrame,
+    shown: Sequence[tuple[str, str]],
+    scale: ZeroLog,
+    floors: Mapping[str, float],
+) -> None:
     for y, (name, dtype) in enumerate(shown):
         mine = table[table["condition"].eq(name) & table["dtype"].eq(dtype)]
         if mine.empty:
@@ -120,16 +136,23 @@ def _panel(ax: Axes, table: pd.DataFrame, shown: Sequence[tuple[str, str]], scal
         middle = float(values[(len(values) - 1) // 2])
         ax.plot([middle, middle], [y - 0.36, y + 0.36], "-", color=BLACK, lw=1.6, marker="",
                 zorder=4)  # fmt: skip
+        if dtype in floors:
+            at = float(scale.place(floors[dtype]))
+            ax.plot([at, at], [y - 0.5, y + 0.5], "-", color=GREEN, lw=1.0, marker="", zorder=2,
+                    label=f"floor {name}")  # fmt: skip
     tolerance_line(ax, "x")
     ax.set(ylim=(len(shown) - 0.4, -0.6), xlabel="max |Δℓ| of a request (nats)")
     ax.tick_params(axis="y", length=0)
 
 
-def _handles(tolerance: str) -> list[Line2D]:
+def _handles(tolerance: str, floors: bool) -> list[Line2D]:
     marks: dict[str, Any] = {"ls": "", "ms": 4.0, "mew": 0.6}
+    floor = Line2D([], [], marker="|", ms=11, mew=1.0, ls="", color=GREEN,
+                   label="noise floor ε of the dtype")  # fmt: skip
     return [
         Line2D([], [], marker="D", color=ORANGE, mec="#5A3D00", label="restored", **marks),
         Line2D([], [], marker="o", mfc="none", mec=BLUE, label="never restored", **marks),
         Line2D([], [], marker="|", ms=9, mew=1.6, ls="", color=BLACK, label="median request"),
+        *([floor] if floors else []),
         Line2D([], [], color=BLACK, ls=(0, (1, 1)), lw=1.0, marker="", label=tolerance),
     ]

@@ -28,6 +28,7 @@ from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from kvlab.errors import StudyError
+from kvlab.lab.drift.conditions import DTYPES, NAMES
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
 from kvlab.lab.origin import Origin
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
@@ -38,6 +39,8 @@ MOST_TICKS = 7
 LEGEND_LINE_IN = 0.19
 ROOM_IN = 0.16
 KEPT = ("model", "model_sha256", "requests")
+#: What the letters of a definition stand for.
+PQ = "p: next-token distribution of the reference, q: that of the run"
 TOLERANCE_TEXT = f"{UPSTREAM_TOLERANCE:.2f}: tolerance of the upstream PD test (reported)"
 
 
@@ -54,7 +57,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         "no_retraction": Look(DARK_GREY, ":", "s"),
         "forced_fixed": Look(BLUE, "-", "o"),
-        "forced_prefix": Look(VERMILLION, "--", "X"),
+        "forced_before_fix": Look(VERMILLION, "--", "X"),
         "natural": Look(GREEN, "-.", "^"),
         "recompute": Look(PURPLE, (0, (5, 1, 1, 1, 1, 1)), "D"),
     }
@@ -178,13 +181,25 @@ def tolerance_line(ax: Axes, along: Literal["x", "y"] = "y") -> None:
 
 def origin_of(told: Mapping[str, Any], keep: Iterable[str] = KEPT) -> Origin:
     """The origin of a recorded study (``Study.origin``), for a footer: of the parameters only
-    ``keep``, since its lists are longer than a figure is wide."""
-    facts = {field.name: told[field.name] for field in fields(Origin)}
-    return Origin(**{**facts, "parameters": {k: told["parameters"][k] for k in keep}})
+    ``keep``, since its lists are longer than a figure is wide. Errors: StudyError."""
+    names = [field.name for field in fields(Origin)]
+    lacks = [name for name in names if name not in told]
+    facts = {} if lacks else told["parameters"]
+    lacks += [f"parameters.{k}" for k in keep if not lacks and k not in facts]
+    if lacks:
+        raise StudyError(
+            f"the origin of a study has {', '.join(names)}: this one lacks {', '.join(lacks)}; "
+            f"pass Study.origin of read_study"
+        )
+    return Origin(**{**{n: told[n] for n in names}, "parameters": {k: facts[k] for k in keep}})
 
 
 def require_rows(table: pd.DataFrame, columns: Iterable[str], what: str) -> pd.DataFrame:
-    """``table`` if it has rows and ``columns``. Errors: StudyError."""
+    """``table`` if it has rows and ``columns``, and of these known conditions and dtypes.
+
+    Errors: StudyError.
+    """
+    columns = tuple(columns)
     missing = [column for column in columns if column not in table]
     if missing or table.empty:
         raise StudyError(
@@ -192,4 +207,11 @@ def require_rows(table: pd.DataFrame, columns: Iterable[str], what: str) -> pd.D
             f"missing: {', '.join(missing) or 'none'}; pass a table of read_study that has the "
             f"condition, the DCP size and the dtype asked for"
         )
+    for name, known in (("condition", NAMES), ("dtype", DTYPES)):
+        wrong = table[~table[name].isin(known)] if name in columns else table.head(0)
+        if len(wrong):
+            raise StudyError(
+                f"{what} is drawn of {name}s that a study has, {', '.join(known)}: got "
+                f"{wrong[name].tolist()[0]!r} in row {wrong.index.tolist()[0]}; leave such rows out"
+            )
     return table

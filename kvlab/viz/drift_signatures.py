@@ -19,6 +19,7 @@ from matplotlib.patches import Rectangle
 
 from kvlab.lab.drift.conditions import DTYPES, PREFIX, condition
 from kvlab.lab.drift.defects import defect
+from kvlab.lab.drift.question import REPORTED
 from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import require_rows, roomy
 from kvlab.viz.style import BLACK, DARK_GREY, LIGHT_GREY, SKY, caption, figure
@@ -27,6 +28,7 @@ ROW_IN = 0.235
 HEAD_PT = 6.2
 BASELINE = "forced_fixed"
 NOT_THERE = "–"
+SHARE = f"{REPORTED[0]} of {REPORTED[1]}"
 NEEDED = (
     *("condition", "dcp_size", "dtype", "requests", "tokens", "restored_requests"),
     *("drifting_restored", "repeating_restored", "collateral_requests", "nan_tokens"),
@@ -93,7 +95,7 @@ def signature_figure(
     right = len(dcp_sizes) * (len(SIGNS) + gap) - gap
     if verdicts is not None:
         ax.text(
-            right + 0.3, -0.62, "makes 4 of 48\nrepeat at c = 1?", fontsize=HEAD_PT, va="bottom"
+            right + 0.3, -0.62, f"makes {SHARE}\nrepeat at c = 1?", fontsize=HEAD_PT, va="bottom"
         )
         for y, name in enumerate(lines):
             word = verdicts.get(name.removeprefix(PREFIX), "")
@@ -123,8 +125,8 @@ def _definition(judged: bool) -> str:
     return text + (
         (
             " Last column, from the signs at c = 1: cannot: no bit changes, or too few drift; "
-            "does not: nearly all that drift repeat; can: 4 of 48 repeat or more; may: "
-            "enough drift, too few repeat here. 4 of 48 is reported."
+            f"too many: nearly all that drift repeat, and more than {SHARE}; not excluded: all "
+            f"others. {SHARE} is reported."
         )
         if judged
         else ""

@@ -23,7 +23,7 @@ from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
 from kvlab.lab.drift.tables import MARGIN
 from kvlab.lab.origin import Origin
 from kvlab.lab.timeline import intervals
-from kvlab.viz.drift_scale import legend_in, require_rows
+from kvlab.viz.drift_scale import PQ, legend_in, require_rows
 from kvlab.viz.strips import box, frame, patches
 from kvlab.viz.style import BLACK, DARK_GREY, SKY, VERMILLION, Role, caption, figure
 
@@ -122,10 +122,11 @@ def tokens_figure(
     legend_in(below, handles, 4)
     return caption(
         fig,
-        f"Shade: |Δℓ|, {metric('abs_dlogprob').definition}, in nats; ε = {floor:.2g} nats is the "
-        "largest without retraction. · is a blank, ↵ a line's end, □ another byte. A request "
+        f"Shade: |Δℓ|, {metric('abs_dlogprob').definition}, in nats; {PQ}; "
+        f"ε = {floor:.2g} nats is the largest without retraction. · is a blank, ↵ a line's end, □ another byte. A request "
         "makes one token a step while it runs; its first is the prefill's. Tokens are those of "
-        "the reference (teacher forcing). Measured.",
+        "the reference (teacher forcing). "
+        f"{_which(len(chosen), stays) if rids is None else ''}Measured.",
         origin,
     )
 
@@ -141,6 +142,13 @@ def choose(stays: pd.DataFrame) -> list[int]:
         if sum(rid in back for rid in rids) > sum(rid in back for rid in best) or not best:
             best = rids
     return sorted(int(rid) for rid in best or ends.index[:MOST_REQUESTS])
+
+
+def _which(shown: int, stays: pd.DataFrame) -> str:
+    return (
+        f"Shown: {shown} of {stays['rid'].nunique()} requests, of the first {MOST_STEPS} steps in "
+        f"which most of {MOST_REQUESTS} came back. "
+    )
 
 
 def _stays(ax: Axes, y: float, stays: pd.DataFrame) -> None:

@@ -60,6 +60,7 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
     )  # fmt: skip
     right.set(xlabel="bytes seen (millions)", ylabel="share right", xlim=(0, None), ylim=(0, 1.02))
     right.set_title("Recall of value bytes")
+    fig.suptitle("Training of the tiny model", x=0.01, ha="left")
     return caption(
         fig,
         "Bits a byte: mean cross-entropy of the next byte, base 2; training: mean over the steps "

@@ -1,5 +1,6 @@
 """Pictures of the drift study show the numbers of its tables, with words for all that they show."""
 
+import re
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
@@ -16,9 +17,9 @@ from matplotlib.patches import Rectangle
 from kvlab.errors import StudyError
 from kvlab.lab.drift import CONDITIONS, DEFECTS, condition, metric
 from kvlab.lab.origin import Origin
-from kvlab.viz.drift import drift_by_dcp_figure, drift_by_position_figure
+from kvlab.viz.drift import LEAST_TOKENS, drift_by_dcp_figure, drift_by_position_figure
 from kvlab.viz.drift_requests import drift_by_condition_figure
-from kvlab.viz.drift_scale import LOOKS, TOLERANCE_TEXT, ZeroLog
+from kvlab.viz.drift_scale import LOOKS, PQ, TOLERANCE_TEXT, ZeroLog
 from kvlab.viz.drift_signatures import NOT_THERE, signature_figure
 from kvlab.viz.drift_tokens import LEVELS, choose, glyph, level, tokens_figure
 from kvlab.viz.save import EXPORT_DPI, SCREEN_DPI, figure_definition, figure_title, save_figure
@@ -27,7 +28,7 @@ from tests.viz.figure_checks import SETTLING_DRAWS, legend_words, nothing_overla
 from tests.viz.test_style import contrast
 
 ORIGIN = Origin("kvlab drift", 0, {"requests": 12}, "cpu (2 cores)", {"kvlab": "0"}, None, "2026")
-VERDICTS = {found.name: "can" for found in DEFECTS}
+VERDICTS = {found.name: "not excluded" for found in DEFECTS}
 MAKE: dict[str, Callable[[], Figure]] = {
     "dcp": lambda: drift_by_dcp_figure(tables()["summary"], ORIGIN),
     "dcp, single": lambda: drift_by_dcp_figure(tables()["summary"], ORIGIN, "single"),
@@ -35,7 +36,7 @@ MAKE: dict[str, Callable[[], Figure]] = {
     "position, single": lambda: drift_by_position_figure(
         tables()["positions"], ORIGIN, width="single"
     ),
-    "requests": lambda: drift_by_condition_figure(tables()["requests"], ORIGIN),
+    "requests": lambda: drift_by_condition_figure(tables()["requests"], ORIGIN, floors=FLOORS),
     "requests, single": lambda: drift_by_condition_figure(
         tables()["requests"], ORIGIN, dcp_sizes=(4,), width="single"
     ),
@@ -96,7 +97,7 @@ def test_each_picture_has_a_title_and_defines_drift_with_its_unit_and_status(nam
     text = figure_definition(fig)
     assert figure_title(fig) and "|Δℓ|" in text and "easured" in text
     if "signatures" not in name:
-        assert metric("abs_dlogprob").definition in text and "nats" in text
+        assert metric("abs_dlogprob").definition in text and "nats" in text and PQ in text
 
 
 @pytest.mark.parametrize("name", [name for name in MAKE if "sign" not in name and name != "tokens"])
@@ -142,6 +143,31 @@ def test_the_legend_of_the_lines_names_each_condition_that_is_drawn_and_no_other
     assert words_of(drift_by_dcp_figure(some, ORIGIN)) == [*titles, TOLERANCE_TEXT]
 
 
+def test_the_caption_names_the_lines_that_a_panel_lacks() -> None:
+    text = figure_definition(made("dcp"))
+    lacks = {c.title: d for c in CONDITIONS if c.name in LOOKS for d in FLOORS if d not in c.dtypes}
+    assert lacks and "Not run: " in text
+    for title, dtype in lacks.items():
+        assert re.search(rf"{title}[^;]* in {dtype}", text)
+    one = tables()["summary"].query("dtype == 'float32'")
+    assert "Not run" not in figure_definition(drift_by_dcp_figure(one, ORIGIN))
+
+
+def test_each_line_of_requests_has_a_tick_at_the_floor_of_its_dtype() -> None:
+    requests = tables()["requests"]
+    fig = made("requests")
+    scale = ZeroLog.over(_worst(requests), keep=[0.2])
+    ticks = [line for line in fig.axes[0].lines if str(line.get_label()).startswith("floor ")]
+    assert len(ticks) == len(fig.axes[0].get_yticklabels())
+    for tick in ticks:
+        name = str(tick.get_label()).removeprefix("floor ")
+        dtype = next(d for d in FLOORS if d in condition(name).dtypes)
+        want = float(scale.place(FLOORS[dtype]))
+        assert np.asarray(tick.get_xdata()).tolist() == [want, want]
+    assert "noise floor ε of the dtype" in words_of(fig)
+    assert "noise floor ε of the dtype" not in words_of(made("requests, single"))
+
+
 def test_a_study_of_one_dcp_size_and_one_dtype_has_a_picture_too() -> None:
     summary = tables()["summary"].query("dcp_size == 4 and dtype == 'float32'")
     assert nothing_overlaps(drift_by_dcp_figure(summary, ORIGIN))
@@ -152,6 +178,8 @@ def test_the_median_of_each_position_is_the_table() -> None:
     fig = drift_by_position_figure(positions, ORIGIN)
     here = positions[positions["dtype"].eq("float32") & positions["dcp_size"].isin(SIZES)]
     here = here[here["condition"].isin(["forced_fixed", "forced_before_fix"])]
+    assert here["tokens"].min() < LEAST_TOKENS <= here["tokens"].max()
+    here = here[here["tokens"] >= LEAST_TOKENS]
     scale = ZeroLog.over(here[["p50", "p90", "max"]].to_numpy(), keep=[0.2])
     panels = iter(fig.axes[:4])
     for axis in ("position", "since_restore"):
@@ -193,6 +221,10 @@ def test_one_run_under_two_names_is_one_line_and_another_dtype_is_named() -> Non
     fig = drift_by_condition_figure(tables()["requests"], ORIGIN)
     names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
     assert "forced retraction, before the fix" in names and "widened ids as rows" not in names
+    twin = "Widened ids as rows: the run named 'forced retraction, before the fix'."
+    assert twin in figure_definition(fig)
+    less = tables()["requests"].query("condition != 'defect:widened_as_rows'")
+    assert "the run named" not in figure_definition(drift_by_condition_figure(less, ORIGIN))
     assert "scales not restored (fp8)" in names and len(names) == len(CONDITIONS) - 1
 
 
@@ -248,6 +280,8 @@ def test_every_token_of_the_chosen_requests_is_a_letter_in_the_shade_of_its_drif
     letters = [text.get_text() for text in fig.axes[0].texts]
     mine = tokens[tokens["rid"].isin([4, 9])]
     assert letters == [glyph(token) for token in mine["token"]]
+    assert "Shown: 10 of 12 requests" in figure_definition(made("tokens"))
+    assert "Shown" not in figure_definition(fig)
     cells = [p for p in fig.axes[0].patches if isinstance(p, Rectangle) and p.get_width() == 1
              and p.get_hatch() is None and p.get_height() > 0.7]  # fmt: skip
     want = [level(drift, FLOORS["float32"]).color for drift in mine["abs_dlogprob"]]

@@ -52,6 +52,23 @@ def test_every_value_lies_within_the_limits_of_the_axis(values: list[float], alo
     assert ((low < placed) & (placed < high * (1 + 1e-9))).all()
 
 
+@pytest.mark.parametrize(("name", "value"), [("condition", "unheard_of"), ("dtype", "fp4")])
+def test_a_row_that_no_study_has_is_refused_by_every_figure(name: str, value: str) -> None:
+    table = pd.DataFrame({"condition": ["natural"] * 2, "dtype": ["fp8"] * 2}, index=[7, 9])
+    assert len(require_rows(table, ("condition", "dtype"), "a picture")) == 2
+    table.loc[9, name] = value
+    with pytest.raises(StudyError, match=rf"of {name}s that a .*: got '{value}' in row 9; leave"):
+        require_rows(table, (n for n in ("condition", "dtype")), "a picture")
+
+
+def test_an_origin_that_lacks_a_fact_is_refused_by_name() -> None:
+    with pytest.raises(StudyError, match=r"this one lacks command, seed, .*; pass Study"):
+        origin_of({})
+    bare = {"command": "x", "seed": 0, "parameters": {}, "device": "cpu", "versions": {}}
+    with pytest.raises(StudyError, match=r"lacks parameters\.model, parameters\.model_sha256"):
+        origin_of({**bare, "commit": "1", "created": "2026"})
+
+
 def test_the_bands_are_named_on_the_axis() -> None:
     ax = figure().subplots()
     ZeroLog.over([0.0, 3e-6, 0.2, float("nan")]).draw(ax)
@@ -83,7 +100,7 @@ def test_looks_differ_in_colour_dash_and_marker_at_once_and_belong_to_conditions
     for values in zip(*((x.color, str(x.dash), x.marker) for x in LOOKS.values()), strict=True):
         assert len(set(values)) == len(LOOKS)
     for name in LOOKS:
-        assert condition(name).defect is None or name == "forced_prefix"
+        assert condition(name).defect is None or name == "forced_before_fix"
 
 
 def test_a_footer_of_a_recorded_study_keeps_few_parameters() -> None:

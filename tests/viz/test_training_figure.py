@@ -9,6 +9,7 @@ import pytest
 
 from kvlab.errors import StudyError
 from kvlab.lab.origin import Origin
+from kvlab.viz.save import figure_title
 from kvlab.viz.training import loss_curve_figure, main
 from tests.viz.figure_checks import curves, legend_words, nothing_overlaps
 
@@ -37,6 +38,7 @@ def test_each_column_of_the_log_is_a_line_and_chance_is_one() -> None:
     assert [np.asarray(line.get_xdata()).tolist() for line in greys] == [[2.5, 2.5]]
     assert left.get_ylim()[0] == 0
     assert nothing_overlaps(fig)
+    assert figure_title(fig) == "Training of the tiny model"
 
 
 def test_a_table_that_is_no_log_is_refused() -> None:
