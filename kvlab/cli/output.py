@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +28,8 @@ from kvlab.index import DcpLayout
 
 STDOUT = "-"
 PIECE = 2**15  # characters
+#: Seconds between two lines of progress where there is no terminal.
+LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,14 +202,21 @@ def _cell(value: object, thousands: bool) -> str:
 
 @contextmanager
 def progress(unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error, on a terminal only: call it with (done, total)."""
+    """A bar on standard error, or a line every ten seconds where that is no terminal: call it with
+    (done, total)."""
     bars: list[tqdm] = []
-    quiet = sys.stderr is None or not sys.stderr.isatty()
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    said = time.monotonic()
 
     def told(done: int, total: int) -> None:
-        if not bars:
-            bars.append(tqdm(total=total, unit=unit, file=sys.stderr, disable=quiet, leave=False))
-        bars[0].update(done - bars[0].n)
+        nonlocal said
+        if terminal:
+            if not bars:
+                bars.append(tqdm(total=total, unit=unit, file=sys.stderr, leave=False))
+            bars[0].update(done - bars[0].n)
+        elif sys.stderr is not None and time.monotonic() - said >= LINE_EVERY_S:
+            said = time.monotonic()
+            print(f"{unit} {done} of {total}", file=sys.stderr, flush=True)
 
     try:
         yield told

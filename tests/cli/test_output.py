@@ -123,7 +123,7 @@ def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_progress_is_shown_on_a_terminal_only(
+def test_a_bar_is_shown_on_a_terminal_only(
     terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = io.StringIO()
@@ -134,3 +134,14 @@ def test_progress_is_shown_on_a_terminal_only(
         told(3, 3)
     assert ("0/3" in stream.getvalue()) == terminal
     assert terminal or stream.getvalue() == ""
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([0.0, 3.0, 11.0, 11.0, 12.0])
+    monkeypatch.setattr("kvlab.cli.output.time.monotonic", lambda: next(clock))
+    with progress("run") as told:
+        for done in (1, 2, 3):
+            told(done, 9)
+    assert capsys.readouterr().err == "run 2 of 9\n"

@@ -130,8 +130,11 @@ def answers(summary: pd.DataFrame) -> list[Answer]:
 
 
 def text(summary: pd.DataFrame) -> list[str]:
-    """The argument, paragraph by paragraph, from the numbers of a study."""
+    """The argument, paragraph by paragraph, from the numbers of a study; none without a defect that
+    was run at c = 1."""
     given = answers(summary)
+    if not given:
+        return []
     reported = f"{REPORTED[0]} of {REPORTED[1]}"
     lines = [
         f"Reported, not measured here: about {reported} restored requests repeat tokens under "

@@ -3,8 +3,9 @@
 The floor of a dtype is the largest |delta logprob| without retraction, over all DCP sizes. *Within
 the floor* means at most ``MARGIN`` times it: two maxima over the same noise differ by less.
 
-Worked example: floor 4e-6, forced_fixed at c = 4 has max 5e-6 (within: 1.2 times), forced_prefix
-0.1 (25,000 times): both expectations are confirmed. At 3e-4 the second would be refuted.
+Worked example: floor 4e-6, forced_fixed at c = 4 has max 5e-6 (within: 1.2 times),
+forced_before_fix 0.1 (25,000 times): both expectations are confirmed. At 3e-4 the second would be
+refuted.
 """
 
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def verdicts(summary: pd.DataFrame) -> list[Verdict]:
             rows = part[part["condition"] == name]
             if len(rows):
                 found.append(_within(rows, name, str(dtype)))
-        before = part[part["condition"] == "forced_prefix"]
+        before = part[part["condition"] == "forced_before_fix"]
         if len(before):
             found += [_beyond(before, str(dtype)), _nothing_at_one(before, str(dtype))]
             found.append(_tolerance(before, str(dtype)))
@@ -65,7 +66,7 @@ def _judge(
     name: str, claim: str, rows: pd.DataFrame, holds: Callable[[pd.DataFrame], bool], says: str
 ) -> Verdict:
     if not len(rows):
-        return Verdict(name, claim, "not measured", "the study has no such run")
+        return Verdict(name, claim, "not measured", "the study has no run that could tell")
     return Verdict(name, claim, "confirmed" if holds(rows) else "refuted", says)
 
 
@@ -83,9 +84,11 @@ def _restores(summary: pd.DataFrame) -> Verdict:
 
 
 def _within(rows: pd.DataFrame, name: str, dtype: str) -> Verdict:
+    rows = rows[rows["retractions"] > 0]  # a run that never retracts is one without retraction
     within = rows["max_abs_dlogprob"] <= MARGIN * rows["floor"]  # of a floor of 0 too
     holds = bool(within.all() and (rows["nan_tokens"] == 0).all())
-    says = f"{_times(rows, 'max')}, at c = {_sizes(rows)}"
+    retractions = int(rows["retractions"].sum())
+    says = f"{_times(rows, 'max')}, at c = {_sizes(rows)}; {retractions} retractions"
     if (rows["nan_tokens"] > 0).any():
         says += f"; {rows['nan_tokens'].sum():.0f} tokens are NaN"
     if name == "recompute" and not holds:
@@ -143,7 +146,7 @@ def _tolerance_of_defects(summary: pd.DataFrame) -> Verdict:
     rows = rows[(rows["max_from_fixed"] > 0) & (rows["nan_tokens"] == 0)]
     below = rows[rows["max_abs_dlogprob"] <= UPSTREAM_TOLERANCE]
     parts = [
-        f"{name.removeprefix(PREFIX)} {', '.join(_each(part))}"
+        f"{str(name).removeprefix(PREFIX)} {', '.join(_each(part))}"
         for name, part in below.groupby("condition", sort=False)
     ]
     says = f"{len(rows) - len(below)} of {len(rows)} runs exceed it"

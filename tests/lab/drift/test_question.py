@@ -112,3 +112,9 @@ def test_signatures_are_of_the_size_that_is_asked_for() -> None:
     shown = table(signatures(table_))
     assert len(shown) == len(DEFECTS)
     assert shown.set_index("defect").loc["KDA state of another", "reported"] == "hypothetical"
+
+
+def test_a_study_without_a_defect_argues_nothing() -> None:
+    every = summary()
+    assert text(every[every["defect"] == ""]) == []
+    assert text(every[every["dcp_size"] > 1]) == []

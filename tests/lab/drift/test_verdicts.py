@@ -75,7 +75,7 @@ def test_a_floor_of_zero_is_held_by_equal_bits_and_left_by_any_drift() -> None:
     given = found(**dict.fromkeys(kinds, none))
     within = given["forced_fixed_within_floor_float32"]
     assert within.outcome == "confirmed"
-    assert within.evidence == "at most 0 nats, the floor is 0, at c = 1, 2, 4"
+    assert within.evidence == "at most 0 nats, the floor is 0, at c = 1, 2, 4; 180 retractions"
     assert given["prefix_beyond_floor_float32"].outcome == "refuted"
     given = found(**{kind: {**none, "max_abs_dlogprob": 1e-7} for kind in kinds})
     assert given["forced_fixed_within_floor_float32"].outcome == "refuted"
@@ -107,3 +107,12 @@ def test_what_was_not_run_is_not_judged() -> None:
     larger = summary(sizes=(2, 4))
     nothing = {v.name: v for v in verdicts(larger)}["prefix_nothing_at_1_float32"]
     assert nothing.outcome == "not measured"
+
+
+def test_a_condition_that_never_retracted_confirms_nothing() -> None:
+    never = {"retractions": 0, "restores": 0, "restored_requests": 0}
+    found = {v.name: v for v in verdicts(summary({"natural": never}))}
+    assert found["natural_within_floor_float32"].outcome == "not measured"
+    some = {v.name: v for v in verdicts(summary({"natural__1": never}))}
+    assert some["natural_within_floor_float32"].outcome == "confirmed"
+    assert "at c = 2, 4; 120 retractions" in some["natural_within_floor_float32"].evidence
