@@ -21,10 +21,12 @@ from kvlab.errors import StudyError
 
 Arrays = dict[str, NDArray[np.generic]]
 Note = Callable[[str], None]
-#: Below this size a model's file is hashed whole; of a larger one its two ends are.
-WHOLE = 2**26
+#: Below this size a model's file is hashed whole; of a larger one so many pieces, its two ends
+#: among them: fine-tuned weights may keep both ends, the embeddings, as they were.
+WHOLE, PIECES = 2**26, 64
 _CODE = ("index", "attn", "memory", "engine")
-_OWN = ("cells.py", "conditions.py", "defects.py", "metrics.py", "node.py", "prompts.py", "run.py")
+_NAMES = ("cells", "conditions", "defects", "events", "metrics", "node", "prompts", "run")
+_OWN = tuple(f"{name}.py" for name in _NAMES)
 
 
 class RunCache:
@@ -93,7 +95,7 @@ def code_digest() -> str:
 
 def model_digest(folder: Path) -> str:
     """SHA-256 over config, weights and their index, which decide what a model says; not over what
-    else lies beside them. Of a file above 64 MiB its size and its two ends count."""
+    else lies beside them. Of a file above 64 MiB its size and 64 MiB of it count."""
     digest = hashlib.sha256()
     named = [folder / "config.json", *sorted(folder.glob("*.safetensors*"))]
     for path in [path for path in named if path.is_file()]:
@@ -112,10 +114,12 @@ def weights_digest(folder: Path) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """A file's bytes, of a large one the first and the last."""
+    """A file's bytes, of a large one ``PIECES`` pieces evenly spread, first and last among them."""
     with path.open("rb") as file:
         if path.stat().st_size <= WHOLE:
             return file.read()
-        first = file.read(WHOLE // 2)
-        file.seek(-WHOLE // 2, os.SEEK_END)
-        return first + file.read()
+        length, found = WHOLE // PIECES, []
+        for i in range(PIECES):
+            file.seek((path.stat().st_size - length) * i // (PIECES - 1))
+            found.append(file.read(length))
+        return b"".join(found)
