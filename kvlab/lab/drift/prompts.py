@@ -24,6 +24,8 @@ from kvlab.memory.published import data_path
 FILE = ("drift", "prompts.jsonl")
 #: Seconds of a forward, by which arrivals are placed on steps.
 STEP_S = 0.025
+#: Most positions of a request, prompt and output: a pool holds 20 of the longest, on each rank.
+LONGEST = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,23 @@ def default_prompts() -> Prompts:
 def read_prompts(path: Path) -> Prompts:
     """Requests of a JSON-lines file with ``prompt``, ``answer``, ``output_tokens`` a line.
 
-    Errors: WorkloadError, naming the line that breaks a rule.
+    Errors: WorkloadError, naming the line that breaks a rule, or the file that cannot be read.
     """
     tokens, lengths, answers = [], [], []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise WorkloadError(
+            f"prompts are a file of JSON lines in UTF-8: {str(path)!r} gives {reason}; name "
+            f"another file, or none for the requests that are stored with kvlab"
+        ) from None
+    if not lines:
+        raise WorkloadError(
+            f"a file of prompts holds at least 1 request, one a line: {str(path)!r} has 0 lines; "
+            f"write a line with prompt, answer and output_tokens"
+        )
+    for number, line in enumerate(lines, start=1):
         try:
             found = json.loads(line)
             prompt = found["prompt"].encode("ascii")
@@ -80,7 +95,12 @@ def read_prompts(path: Path) -> Prompts:
             length = found["output_tokens"]
             if not prompt or type(length) is not int or length < 2:
                 raise ValueError("an empty prompt, or output_tokens that is no int of at least 2")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if len(prompt) + length > LONGEST:
+                raise ValueError(
+                    f"{len(prompt)} + {length} positions of prompt and output, the bound is "
+                    f"{LONGEST}"
+                )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WorkloadError(
                 f"a line of prompts holds prompt and answer in ASCII and output_tokens >= 2: line "
                 f"{number} of {path.name} gives {type(error).__name__}: {error}; correct it"

@@ -92,7 +92,7 @@ def test_prompts_are_read_as_they_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
 def test_in_the_silent_regime_every_id_that_can_be_out_is_a_row(dcp_size: int) -> None:
     prompts = default_prompts()
-    found = layout(condition("forced_prefix"), dcp_size, prompts, RUNNING)
+    found = layout(condition("forced_before_fix"), dcp_size, prompts, RUNNING)
     used = RUNNING * found.pages_for(prompts.positions)
     assert (used + 1) * found.widened_page_size <= found.rows_per_rank
     assert found.page_size == PAGE_SIZE
@@ -105,3 +105,30 @@ def test_only_the_natural_schedule_is_short() -> None:
         config = node_config(condition(name), 4, prompts, RUNNING)
         assert (config.layout.capacity_tokens < needs) == (name == "natural")
         assert (config.force_retract_interval == 3) == (name == "forced_fixed")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"\xff\xfe\n", r"JSON lines in UTF-8: '.*p\.jsonl' gives .* can't decode byte 0xff"),
+        (b"", r"at least 1 request, one a line: '.*p\.jsonl' has 0 lines; write a line"),
+        (
+            b'{"prompt": "abc", "answer": "a", "output_tokens": 1000000}\n',
+            r"line 1 of p\.jsonl gives ValueError: 3 \+ 1000000 positions .*, the bound is 16384",
+        ),
+        (b"[" * 100_000 + b"\n", r"line 1 of p\.jsonl gives RecursionError"),
+    ],
+)
+def test_a_file_of_prompts_that_cannot_be_used_is_named_with_its_reason(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(content)
+    with pytest.raises(WorkloadError, match=sentence):
+        read_prompts(tmp_path / "p.jsonl")
+
+
+def test_a_file_of_prompts_that_is_not_there_is_no_fault_of_the_output(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"'.*none' gives No such file or directory; name ano"):
+        read_prompts(tmp_path / "none")
+    with pytest.raises(WorkloadError, match="gives Is a directory"):
+        read_prompts(tmp_path)
