@@ -12,13 +12,17 @@ never reached, a view that was not run. It reads back as NaN.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import pandas as pd
 
 from kvlab.errors import StudyError
+from kvlab.lab.drift.conditions import DTYPES, NAMES
+from kvlab.lab.origin import Origin
 
 KEY = ("condition", "defect", "dcp_size", "dtype")
 SUMMARY = (
@@ -52,6 +56,8 @@ _FILES = {
     "events": EVENTS,
     "tokens": TOKENS,
 }
+_WORDS = ("condition", "defect", "dtype", "axis", "event", "label")
+_KNOWN = {"condition": NAMES, "dtype": DTYPES, "axis": ("position", "since_restore")}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,12 +79,30 @@ class Study:
 def write_study(study: Study, folder: Path) -> None:
     """Write the tables, each whole or not at all. Errors: StudyError for a folder that cannot be
     written."""
-    try:
+    with _writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name in _FILES:
             frame: pd.DataFrame = getattr(study, name)
             _put(folder / f"{name}.csv", frame.to_csv(index=False, lineterminator="\n"))
         _put(folder / "origin.json", json.dumps(study.origin, indent=1, allow_nan=False) + "\n")
+
+
+def require_writable(folder: Path) -> None:
+    """Make ``folder``, where a study will be written; asked before hours of work, not after.
+
+    Errors: StudyError.
+    """
+    with _writable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f"{os.getpid()}.part"
+        probe.touch()
+        probe.unlink()
+
+
+@contextmanager
+def _writable(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StudyError(
             f"a study is written to a folder that can be made: {str(folder)!r} gives "
@@ -89,7 +113,8 @@ def write_study(study: Study, folder: Path) -> None:
 def read_study(folder: Path) -> Study:
     """The study that ``write_study`` wrote there.
 
-    Errors: StudyError for a file that is missing, damaged or has other columns, by name.
+    Errors: StudyError for a file that is missing, damaged, cut off, has other columns, values that
+    are none of its column's or rows of another study, by name.
     """
     frames = {name: _frame(folder / f"{name}.csv", columns) for name, columns in _FILES.items()}
     path = folder / "origin.json"
@@ -97,21 +122,80 @@ def read_study(folder: Path) -> Study:
         origin: object = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(origin, dict):
             raise ValueError("not an object")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StudyError(_refusal(path, f"{type(error).__name__}: {error}")) from None
+    lacks = [x.name for x in fields(Origin) if x.name not in origin]
+    lacks += [] if isinstance(origin.get("parameters", {}), dict) else ["an object as parameters"]
+    if lacks:
+        raise StudyError(_refusal(path, f"lacks {', '.join(lacks)}"))
+    _require_one_study(frames, folder)
     return Study(**frames, origin=origin)
 
 
 def _frame(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     try:
         frame = pd.read_csv(path)
+        whole = path.read_bytes().endswith(b"\n")
     except (OSError, ValueError) as error:  # what pandas raises for a bad file is a ValueError
         raise StudyError(_refusal(path, f"{type(error).__name__}: {error}")) from None
     if tuple(frame.columns) != columns:
-        raise StudyError(_refusal(path, f"has the columns {', '.join(frame.columns)}"))
-    for name in {"condition", "defect", "dtype"} & set(columns):
-        frame[name] = frame[name].astype(object).fillna("").astype(str)
+        lost = ", ".join(name for name in columns if name not in frame.columns) or "none"
+        raise StudyError(
+            _refusal(path, f"lacks {lost} and has the columns {', '.join(frame.columns)}")
+        )
+    if not whole or not len(frame):
+        raise StudyError(_refusal(path, f"ends inside line {len(frame) + 1}" if len(frame) else
+                                  "has no rows"))  # fmt: skip
+    for name in columns:
+        if name in _WORDS:
+            frame[name] = frame[name].astype(object).fillna("").astype(str)
+            wrong = ~frame[name].isin(_KNOWN[name]) if name in _KNOWN else None
+        elif pd.api.types.is_numeric_dtype(frame[name]):
+            wrong = None
+        else:
+            # True and False beside empty fields are read as objects, and are no text.
+            text = frame[name].astype(object).map(lambda value: isinstance(value, str))
+            wrong = text & pd.to_numeric(frame[name], errors="coerce").isna()
+        if wrong is not None and wrong.any():
+            at = int(wrong.to_numpy().argmax())
+            raise StudyError(
+                _refusal(path, f"has {frame[name].iloc[at]!r} as {name} in line {at + 2}")
+            )
     return frame
+
+
+def _require_one_study(frames: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """A table whose end is lost at the end of a line, or that is of another study, is seen by its
+    rows: each row of the summary counts its requests, each request has positions.
+
+    Errors: StudyError.
+    """
+    key = ["condition", "dcp_size", "dtype"]
+    want = frames["summary"].groupby(key)["requests"].sum()
+    have = frames["requests"].groupby(key).size()
+    positions = frames["positions"].groupby(key).size()
+    for name, found, same in (
+        ("requests", have, want.sort_index().equals(have.sort_index())),
+        ("positions", positions, want.sort_index().index.equals(positions.sort_index().index)),
+    ):
+        if not same:
+            raise StudyError(
+                _refusal(
+                    folder / f"{name}.csv",
+                    f"has {found.sum()} rows of {len(found)} runs, which are not those of "
+                    f"summary.csv ({len(want)} runs, {want.sum()} requests)",
+                )
+            )
+    runs = frames["tokens"]["rid"].nunique()
+    arrived = frames["events"].loc[frames["events"]["event"] == "arrive", "rid"].nunique()
+    ended = frames["events"]["event"].isin(["finish", "abort"]).sum()
+    if not runs == arrived == ended:
+        raise StudyError(
+            _refusal(
+                folder / "events.csv",
+                f"has {arrived} requests that arrive and {ended} that end, tokens.csv has {runs}",
+            )
+        )
 
 
 def _refusal(path: Path, what: str) -> str:
