@@ -20,6 +20,7 @@ from kvlab.lab.drift import (
     write_study,
 )
 from kvlab.lab.drift.question import text as argued
+from kvlab.lab.drift.results import require_writable
 from kvlab.memory.published import data_path
 
 SUMMARY = "what DCP, retraction and known defects do to a real model's logprobs"
@@ -39,7 +40,7 @@ conditions:
 examples:
   kvlab drift --quick
   kvlab drift --cache build/drift --out build/drift-tables
-  kvlab drift --conditions forced_fixed,forced_prefix --dcp-sizes 1,8 --csv out.csv
+  kvlab drift --conditions forced_fixed,forced_before_fix --dcp-sizes 1,8 --csv out.csv
 """
 QUICK_SIZES, SIZES = (1, 4), (1, 2, 4, 8)
 QUICK_REQUESTS, QUICK_TOKENS = 12, 24
@@ -136,6 +137,8 @@ def run(given: argparse.Namespace) -> int:
     from kvlab.lab.drift.study import DriftStudy
 
     quick = given.quick
+    if given.out is not None:
+        require_writable(given.out)
     prompts = default_prompts() if given.prompts is None else read_prompts(given.prompts)
     wanted = given.requests or (min(QUICK_REQUESTS, len(prompts.tokens)) if quick else None)
     if wanted is not None:

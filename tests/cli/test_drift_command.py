@@ -31,7 +31,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return [
         *("drift", "--model", save_checkpoint(folder / "model"), "--prompts", prompts),
         *("--dcp-sizes", "1,2", "--dtypes", "float32", "--jobs", 1, "--cache", folder / "cache"),
-        *("--conditions", "forced_fixed,forced_prefix,defect:nan_padding"),
+        *("--conditions", "forced_fixed,forced_before_fix,defect:nan_padding"),
     ]
 
 
@@ -66,7 +66,12 @@ def test_the_three_forms_hold_what_the_study_gives(run: Run, words: list[object]
     assert found["origin"]["parameters"]["dcp_sizes"] == [1, 2]
     assert "--model model" in found["origin"]["command"]
     text = run(*words).out
-    for part in ("measured: 4 synthetic requests", "forced_prefix", "confirmed: ", "Reported, not"):
+    for part in (
+        "measured: 4 synthetic requests",
+        "forced_before_fix",
+        "confirmed: ",
+        "Reported, not",
+    ):
         assert part in text
 
 
@@ -162,6 +167,18 @@ def test_what_cannot_be_done_is_one_sentence(run: Run, words: list[object], tmp_
     (tmp_path / "file").touch()
     done = run(*words[:-4], "--cache", tmp_path / "file", *words[-2:])
     assert done.code == 1 and "a cache is a folder that can be written" in done.err
+
+
+def test_files_are_asked_for_before_the_work(
+    run: Run, words: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DriftStudy, "run", lambda *_, **__: pytest.fail("it ran"))
+    (tmp_path / "file").touch()
+    done = run(*words, "--out", tmp_path / "file")
+    assert done.code == 1 and "a study is written to a folder that can be made" in done.err
+    done = run("drift", "--prompts", tmp_path / "none")
+    assert done.code == 1 and "prompts are a file of JSON lines in UTF-8" in done.err
+    assert "No such file or directory" in done.err and "output" not in done.err
 
 
 def test_a_damaged_run_is_named_and_the_answer_is_the_same(run: Run, words: list[object]) -> None:

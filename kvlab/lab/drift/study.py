@@ -26,7 +26,7 @@ from joblib import Parallel, delayed
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift.assemble import assemble
-from kvlab.lab.drift.cache import Arrays, Note, RunCache, code_digest, model_digest
+from kvlab.lab.drift.cache import Arrays, Note, RunCache, code_digest, model_digest, weights_digest
 from kvlab.lab.drift.conditions import DTYPES, NAMES, Condition, condition
 from kvlab.lab.drift.prompts import Prompts
 from kvlab.lab.drift.results import Study
@@ -36,7 +36,7 @@ from kvlab.lab.origin import collect_origin
 Progress = Callable[[int, int], None]
 VIEWS = ("forced", "free")
 #: Most requests at once; the stored ones come about every third forward and reach 17.
-RUNNING = 20
+RUNNING, MOST_RANKS = 20, 256
 _NAMES = {
     "reference": frozenset({"token", "logprob", "logprobs", "length"}),
     "forced": frozenset({"logprob", "kl", "rank", "events", "restores"}),
@@ -95,9 +95,10 @@ class DriftStudy:
                         f"{len(axis)}; name one of these"
                     )
         for i, size in enumerate(self.dcp_sizes):
-            if size < 1:
+            if not 1 <= size <= MOST_RANKS:
                 raise StudyError(
-                    f"a DCP size is at least 1: got {size} at place {i} of {self.dcp_sizes}"
+                    f"a DCP size is in [1, {MOST_RANKS}]: got {size} at place {i} of "
+                    f"{self.dcp_sizes}; all ranks are pools of one process"
                 )
         if "forced" not in self.views:
             raise StudyError(
@@ -153,7 +154,7 @@ class DriftStudy:
         """What decides the figures, as plain values for an origin stamp."""
         return {
             "model": Path(self.model).name,
-            "model_sha256": model_digest(Path(self.model))[:12],
+            "model_sha256": weights_digest(Path(self.model))[:12],
             "requests": len(self.prompts.tokens),
             "workload": self.prompts.workload.source,
             "digest": self.prompts.workload.digest[:12],

@@ -24,7 +24,7 @@ FRAMES = ("summary", "requests", "positions", "events", "tokens")
 @pytest.fixture(scope="module")
 def planned(checkpoint: Path, requests_: Prompts) -> DriftStudy:
     return DriftStudy(
-        checkpoint, requests_, (1, 2), ("forced_prefix", "defect:nan_padding"), ("float32",)
+        checkpoint, requests_, (1, 2), ("forced_before_fix", "defect:nan_padding"), ("float32",)
     )
 
 
@@ -58,7 +58,7 @@ def equal(a: Study, b: Study) -> bool:
 
 def test_what_a_condition_is_compared_with_is_taken_along(planned: DriftStudy) -> None:
     assert [known.name for known in planned.known()] == [
-        "no_retraction", "forced_fixed", "forced_prefix", "defect:nan_padding",
+        "no_retraction", "forced_fixed", "forced_before_fix", "defect:nan_padding",
     ]  # fmt: skip
     both = replace(planned, conditions=("defect:scales_lost",), dtypes=("float32", "fp8"))
     rows = {(known.name, dtype) for known, _, dtype in both.points()}
@@ -67,8 +67,10 @@ def test_what_a_condition_is_compared_with_is_taken_along(planned: DriftStudy) -
 
 
 def test_conditions_that_are_one_run_are_run_once(planned: DriftStudy) -> None:
-    twice = replace(planned, conditions=("forced_prefix", "defect:widened_as_rows"))
-    assert len(twice.tasks()[1]) == len(replace(planned, conditions=("forced_prefix",)).tasks()[1])
+    twice = replace(planned, conditions=("forced_before_fix", "defect:widened_as_rows"))
+    assert len(twice.tasks()[1]) == len(
+        replace(planned, conditions=("forced_before_fix",)).tasks()[1]
+    )
     assert len(twice.points()) == 8
 
 
@@ -81,7 +83,7 @@ def test_tables_have_their_columns_and_one_row_each(done: Study) -> None:
     assert len(done.summary) == 4 * 2 and len(done.requests) == 4 * 2 * 6
     assert set(done.summary["label"]) == {"measured"}
     assert done.origin["timeline"] == {
-        "condition": "forced_prefix", "dcp_size": 2, "dtype": "float32",
+        "condition": "forced_before_fix", "dcp_size": 2, "dtype": "float32",
     }  # fmt: skip
 
 
@@ -105,14 +107,14 @@ def test_floor_zero_and_drift_are_where_they_belong(done: Study) -> None:
     assert (calm["retractions"] == 0).all() and (calm["restores"] == 0).all()
     assert table.loc[("forced_fixed", 2), "restores_different"] == 0
     assert table.loc[("forced_fixed", 2), "restores"] > 0
-    assert table.loc[("forced_prefix", 1), "max_from_fixed"] == 0
-    assert table.loc[("forced_prefix", 2), "max_from_fixed"] > 1e-3
+    assert table.loc[("forced_before_fix", 1), "max_from_fixed"] == 0
+    assert table.loc[("forced_before_fix", 2), "max_from_fixed"] > 1e-3
     assert (table.loc["defect:nan_padding", "nan_tokens"] > 0).all()
 
 
 def test_tokens_of_the_timeline_are_those_of_its_run(done: Study) -> None:
     tokens: Any = done.tokens
-    rows, events = requests_of(done, "forced_prefix", 2), done.events
+    rows, events = requests_of(done, "forced_before_fix", 2), done.events
     assert tokens.groupby("rid")["abs_dlogprob"].max().tolist() == rows["max_abs_dlogprob"].tolist()
     assert tokens["step"].notna().all()
     for rid, part in tokens.groupby("rid"):
@@ -188,7 +190,7 @@ def test_another_seed_draws_other_tokens_and_keeps_the_forced_view(
 
 
 def test_without_the_free_view_its_columns_are_empty(planned: DriftStudy, kept: Path) -> None:
-    only = replace(planned, conditions=("forced_prefix",), views=("forced",))
+    only = replace(planned, conditions=("forced_before_fix",), views=("forced",))
     found = only.run(jobs=1, cache=kept)
     for name in ("repetition_rate", "diverged_requests", "repeating_requests"):
         assert found.summary[name].isna().all()
@@ -211,7 +213,7 @@ def test_a_folder_that_holds_no_study_is_refused_by_the_file(done: Study, tmp_pa
         read_study(tmp_path)
     write_study(done, tmp_path)
     (tmp_path / "tokens.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(StudyError, match=r"tokens\.csv of '.*' has the columns a, b"):
+    with pytest.raises(StudyError, match=r"tokens\.csv of '.*' lacks rid, .* has the columns a, b"):
         read_study(tmp_path)
     write_study(done, tmp_path)
     (tmp_path / "origin.json").write_text("[]")
@@ -227,7 +229,8 @@ def test_a_folder_that_holds_no_study_is_refused_by_the_file(done: Study, tmp_pa
     [
         ({"dcp_sizes": ()}, r"dcp_sizes must name at least one value, each once: got \(\)"),
         ({"dcp_sizes": (1, 1)}, r"each once: got \(1, 1\)"),
-        ({"dcp_sizes": (2, 0)}, r"a DCP size is at least 1: got 0 at place 1 of \(2, 0\)"),
+        ({"dcp_sizes": (2, 0)}, r"a DCP size is in \[1, 256\]: got 0 at place 1 of \(2, 0\)"),
+        ({"dcp_sizes": (10**6,)}, r"in \[1, 256\]: got 1000000 at place 0 of .*; all ranks are"),
         ({"conditions": ("fixed",)}, "conditions are of no_retraction, .*: got 'fixed' at place 0"),
         ({"dtypes": ("int8",)}, "dtypes are of float32, bfloat16, fp8: got 'int8' at place 0 of 1"),
         ({"temperature": 0.0}, r"temperature must be finite and above 0: got 0\.0"),
