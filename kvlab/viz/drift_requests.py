@@ -89,8 +89,8 @@ def drift_by_condition_figure(
         fig,
         f"max |Δℓ|: {metric('max_abs_dlogprob').definition}, of one request; |Δℓ|: "
         f"{metric('abs_dlogprob').definition}, in nats; {PQ}. Reference: one rank, no "
-        "retraction, same dtype. The band at 0 holds requests with equal bits, that at NaN those with a token "
-        f"that has no logprob.{twin} Measured; the dotted line is reported.",
+        "retraction, same dtype. The band at 0 holds requests with equal bits, that at NaN those "
+        f"with a token that has no logprob.{twin} Measured; the dotted line is reported.",
         origin,
     )
 

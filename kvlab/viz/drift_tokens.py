@@ -123,9 +123,9 @@ def tokens_figure(
     return caption(
         fig,
         f"Shade: |Δℓ|, {metric('abs_dlogprob').definition}, in nats; {PQ}; "
-        f"ε = {floor:.2g} nats is the largest without retraction. · is a blank, ↵ a line's end, □ another byte. A request "
-        "makes one token a step while it runs; its first is the prefill's. Tokens are those of "
-        "the reference (teacher forcing). "
+        f"ε = {floor:.2g} nats is the largest without retraction. · is a blank, ↵ a line's "
+        "end, □ another byte. A request makes one token a step while it runs; its first is the "
+        "prefill's. Tokens are those of the reference (teacher forcing). "
         f"{_which(len(chosen), stays) if rids is None else ''}Measured.",
         origin,
     )

@@ -1,12 +1,24 @@
 """``ShardedModel``: a transformers model whose cache lies in the pools of c ranks.
 
-Worked example, ``model`` a ``KimiLinearForCausalLM``:
+Slots and state slots come from the caller: an allocator and the pools, as in the example, or
+``ModelCells`` under the scheduler. A run of slots has all positions from 0, new ones included.
 
-    sharded = ShardedModel(model, DcpLayout(dcp_size=4, page_size=16, num_pages=64), requests=8)
-    logits = sharded.prefill(prompt, slots, state)           # slots of the whole prompt
-    logits = sharded.decode([token], [slots_and_one], [state])
+Worked example: four ranks, a prompt of eight bytes, then one more token.
 
-Slots and state slots come from the caller (an allocator, or ``ModelCells`` under the scheduler).
+    >>> from kvlab.engine.model import ShardedModel, load_model
+    >>> from kvlab.memory import PagedTokenToKVPoolAllocator
+    >>> from kvlab.memory.published import data_path
+    >>> folder = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
+    >>> layout = DcpLayout(dcp_size=4, page_size=16, num_pages=64)
+    >>> sharded = ShardedModel(load_model(folder), layout, requests=8)
+    >>> allocator, state = PagedTokenToKVPoolAllocator(layout), sharded.pools.alloc_state()
+    >>> prompt = torch.tensor(list(b"import o"))
+    >>> ids = allocator.alloc_extend(0, len(prompt))
+    >>> token = int(sharded.prefill(prompt, WidenedSlots(ids), state).argmax())
+    >>> ids = torch.cat([ids, allocator.alloc_decode([len(ids) + 1], [int(ids[-1])])])
+    >>> logits = sharded.decode([token], [WidenedSlots(ids)], [state])
+    >>> bytes([token, int(logits.argmax())])
+    b's\\n'
 
 What makes a request's numbers independent of who else is in the batch: ``batch_invariant=True``,
 one request a forward. In a common forward the libraries choose their kernels and the order of their
