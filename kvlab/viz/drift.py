@@ -141,8 +141,8 @@ def _not_run(table: pd.DataFrame, shown: Sequence[str], dtypes: Sequence[str]) -
     lacks = []
     for dtype in dtypes:
         there = set(table.loc[table["dtype"] == dtype, "condition"])
-        names = [condition(name).title for name in shown if name not in there]
-        lacks += [f"{' and '.join(names)} in {dtype}"] if names else []
+        names = [f"'{condition(name).title}'" for name in shown if name not in there]
+        lacks += [f"{', '.join(names)} in {dtype}"] if names else []
     return f"Not run: {'; '.join(lacks)}. " if lacks else ""
 
 
