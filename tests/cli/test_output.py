@@ -123,9 +123,7 @@ def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_is_shown_on_a_terminal_only(
-    terminal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_is_shown_on_a_terminal_only(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: terminal)
     monkeypatch.setattr(output.sys, "stderr", stream)  # type: ignore[attr-defined]
