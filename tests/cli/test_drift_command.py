@@ -61,7 +61,7 @@ def test_the_three_forms_hold_what_the_study_gives(run: Run, words: list[object]
     for name in ("max_abs_dlogprob", "kl", "retractions", "nan_tokens"):
         assert rows[name].tolist() == pytest.approx(table[name].tolist(), nan_ok=True)
     outcomes = {v["name"]: v["outcome"] for v in found["verdicts"]}
-    assert outcomes["prefix_nothing_at_1_float32"] == "confirmed"
+    assert outcomes["before_fix_nothing_at_1_float32"] == "confirmed"
     assert outcomes["restored_bits"] == "confirmed"
     assert found["origin"]["parameters"]["dcp_sizes"] == [1, 2]
     assert "--model model" in found["origin"]["command"]

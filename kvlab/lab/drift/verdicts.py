@@ -106,7 +106,7 @@ def _beyond(rows: pd.DataFrame, dtype: str) -> Verdict:
     more = rows[rows["dcp_size"] > 1]
     top = more["max_abs_dlogprob"]
     return _judge(
-        f"prefix_beyond_floor_{dtype}",
+        f"before_fix_beyond_floor_{dtype}",
         f"before the fix, drift is at least {FACTOR:.0f} times the floor at c > 1, {dtype}",
         more,
         lambda x: bool(((top >= FACTOR * x["floor"]) & (top > 0)).all()),
@@ -117,7 +117,7 @@ def _beyond(rows: pd.DataFrame, dtype: str) -> Verdict:
 def _nothing_at_one(rows: pd.DataFrame, dtype: str) -> Verdict:
     one = rows[rows["dcp_size"] == 1]
     return _judge(
-        f"prefix_nothing_at_1_{dtype}",
+        f"before_fix_nothing_at_1_{dtype}",
         f"before the fix, no token's logprob is different at c = 1, {dtype}",
         one,
         lambda x: bool((x["max_from_fixed"] == 0).all() and (x["nan_tokens"] == 0).all()),
@@ -129,7 +129,7 @@ def _tolerance(rows: pd.DataFrame, dtype: str) -> Verdict:
     more = rows[rows["dcp_size"] > 1]
     top = ", ".join(_each(more))
     return _judge(
-        f"tolerance_sees_prefix_{dtype}",
+        f"tolerance_sees_before_fix_{dtype}",
         f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats (upstream's PD test) sees the code before "
         f"the fix at every c > 1, {dtype}",
         more,

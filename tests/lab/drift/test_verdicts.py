@@ -24,7 +24,7 @@ def test_numbers_as_expected_confirm_every_expectation() -> None:
     assert len(given) >= 10
     assert {v.outcome for v in given.values()} == {"confirmed"}
     assert given["restored_bits"].evidence == "720 of 720 restores, in 12 runs"
-    beyond = given["prefix_beyond_floor_float32"]
+    beyond = given["before_fix_beyond_floor_float32"]
     assert "at least 1.25e+05 times the floor of 4e-06 nats, at c = 2, 4" in beyond.evidence
     assert beyond.text.startswith("confirmed: before the fix, drift is at least 100 times")
 
@@ -38,9 +38,12 @@ def test_numbers_as_expected_confirm_every_expectation() -> None:
         ("forced_fixed_within_floor_fp8", {"forced_fixed__1": {"nan_tokens": 1}}),
         ("natural_within_floor_float32", {"natural__1": {"max_abs_dlogprob": 1e-2}}),
         ("recompute_within_floor_float32", {"recompute__4": {"max_abs_dlogprob": 1e-2}}),
-        ("prefix_beyond_floor_float32", {"forced_before_fix__4": {"max_abs_dlogprob": 99 * FLOOR}}),
-        ("prefix_nothing_at_1_float32", {"forced_before_fix__1": {"max_from_fixed": 1e-9}}),
-        ("tolerance_sees_prefix_float32", {"forced_before_fix__2": {"max_abs_dlogprob": 0.2}}),
+        (
+            "before_fix_beyond_floor_float32",
+            {"forced_before_fix__4": {"max_abs_dlogprob": 99 * FLOOR}},
+        ),
+        ("before_fix_nothing_at_1_float32", {"forced_before_fix__1": {"max_from_fixed": 1e-9}}),
+        ("tolerance_sees_before_fix_float32", {"forced_before_fix__2": {"max_abs_dlogprob": 0.2}}),
         ("tolerance_sees_defects", {"defect_old_rows__2": {"max_abs_dlogprob": 0.2}}),
         (
             "no_reach_at_1",
@@ -56,7 +59,7 @@ def test_each_expectation_is_refuted_by_one_number_against_it(
     assert given[name].outcome == "refuted"
     others = {stem(v.name) for v in given.values() if v.outcome == "refuted"} - {stem(name)}
     # Below a hundred times the floor is below the tolerance, too.
-    assert others <= ({"tolerance_sees_prefix"} if "beyond" in name else set())
+    assert others <= ({"tolerance_sees_before_fix"} if "beyond" in name else set())
 
 
 def test_a_defect_below_the_tolerance_is_named_with_its_drift_and_nan_is_left_out() -> None:
@@ -76,10 +79,10 @@ def test_a_floor_of_zero_is_held_by_equal_bits_and_left_by_any_drift() -> None:
     within = given["forced_fixed_within_floor_float32"]
     assert within.outcome == "confirmed"
     assert within.evidence == "at most 0 nats, the floor is 0, at c = 1, 2, 4; 180 retractions"
-    assert given["prefix_beyond_floor_float32"].outcome == "refuted"
+    assert given["before_fix_beyond_floor_float32"].outcome == "refuted"
     given = found(**{kind: {**none, "max_abs_dlogprob": 1e-7} for kind in kinds})
     assert given["forced_fixed_within_floor_float32"].outcome == "refuted"
-    assert given["prefix_beyond_floor_float32"].outcome == "confirmed"
+    assert given["before_fix_beyond_floor_float32"].outcome == "confirmed"
 
 
 def test_the_cause_of_recompute_is_told_only_where_it_leaves_the_floor() -> None:
@@ -94,18 +97,18 @@ def test_twice_the_floor_is_still_noise_and_a_hundred_times_is_not() -> None:
         forced_before_fix={"max_abs_dlogprob": 100 * FLOOR},
     )
     assert given["forced_fixed_within_floor_float32"].outcome == "confirmed"
-    assert given["prefix_beyond_floor_float32"].outcome == "confirmed"
+    assert given["before_fix_beyond_floor_float32"].outcome == "confirmed"
 
 
 def test_what_was_not_run_is_not_judged() -> None:
     table = summary(sizes=(1,))
     given = {v.name: v for v in verdicts(table)}
-    assert given["prefix_beyond_floor_float32"].outcome == "not measured"
-    assert given["tolerance_sees_prefix_float32"].outcome == "not measured"
+    assert given["before_fix_beyond_floor_float32"].outcome == "not measured"
+    assert given["tolerance_sees_before_fix_float32"].outcome == "not measured"
     calm = table[table["condition"] == "no_retraction"]
     assert {v.outcome for v in verdicts(calm)} == {"not measured"}
     larger = summary(sizes=(2, 4))
-    nothing = {v.name: v for v in verdicts(larger)}["prefix_nothing_at_1_float32"]
+    nothing = {v.name: v for v in verdicts(larger)}["before_fix_nothing_at_1_float32"]
     assert nothing.outcome == "not measured"
 
 
