@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cache as cache_once
 from pathlib import Path
@@ -26,6 +25,7 @@ from kvlab.engine.events import simulate
 from kvlab.engine.policy import NodeConfig
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
+from kvlab.lab.folders import cache_folder
 from kvlab.memory import geometry, plan_pool
 from kvlab.memory.capacity import gib
 
@@ -145,11 +145,7 @@ class RetractionStudy:
         if jobs is not None and jobs < 1:
             raise StudyError(f"jobs counts processes, at least 1: got {jobs}; None takes all cores")
         if cache is not None:
-            with _writable(cache):  # asked before the work, not after the first row
-                cache.mkdir(parents=True, exist_ok=True)
-                probe = cache / f"{os.getpid()}.part"
-                probe.touch()
-                probe.unlink()
+            cache_folder(cache).require_writable()  # before the work, not after the first row
         points = self.points()
         rows: dict[int, dict[str, object]] = {}
         for i, (c, budget) in enumerate(points):
@@ -278,18 +274,5 @@ def _read(cache: Path | None, key: str) -> dict[str, object] | None:
 def _write(cache: Path | None, key: str, row: dict[str, object]) -> None:
     if cache is None:
         return
-    part = cache / f"{key}.{os.getpid()}.part"
-    with _writable(cache):
-        part.write_text(json.dumps(row), encoding="utf-8")
-        part.replace(cache / f"{key}.json")  # whole or not at all
-
-
-@contextmanager
-def _writable(cache: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StudyError(
-            f"a cache is a folder that can be written: {str(cache)!r} gives "
-            f"{error.strerror or error}; name another folder, or none"
-        ) from None
+    text = json.dumps(row)
+    cache_folder(cache).put(f"{key}.json", lambda part: part.write_text(text, encoding="utf-8"))

@@ -7,14 +7,14 @@ PDF and SVG are as fine as ever.
 Worked example: 16 levels are 0, 17, 34 .. 255; the blue (0, 114, 178) becomes (0, 119, 170).
 """
 
-import struct
-import zlib
+import io
 from dataclasses import replace
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
 from kvlab.errors import KvlabError
 from kvlab.viz.save import CSS_PX_PER_IN, Picture, show
@@ -55,19 +55,8 @@ def indexed_png(pixels: NDArray[np.uint8]) -> bytes:
         palette, index = np.unique(coarse.reshape(-1, 3), axis=0, return_inverse=True)
         if len(palette) <= MOST_COLORS:
             break
-    lines = index.reshape(height, width).astype(np.uint8)
-    # A zero before each line: no filter, which suits a palette best.
-    raw = np.insert(lines, 0, 0, axis=1).tobytes()
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        (
-            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            _chunk(b"PLTE", palette.tobytes()),
-            _chunk(b"tEXt", b"Software\0kvlab"),
-            _chunk(b"IDAT", zlib.compress(raw, 9)),
-            _chunk(b"IEND", b""),
-        )
-    )
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    picture = Image.fromarray(index.reshape(height, width).astype(np.uint8))
+    picture.putpalette(palette.tobytes())
+    out = io.BytesIO()
+    picture.save(out, "PNG", optimize=True)
+    return out.getvalue()

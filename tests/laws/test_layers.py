@@ -41,7 +41,7 @@ LIBRARIES = {
     "memory": {"torch", "numpy", "pandas"},
     "engine": {"torch", "numpy", "pandas", "transformers", "safetensors"},
     "lab": {"torch", "numpy", "pandas", "joblib", "tqdm", "pyarrow"},
-    "viz": {"torch", "numpy", "pandas", "matplotlib", "ipywidgets", "IPython"},
+    "viz": {"torch", "numpy", "pandas", "matplotlib", "ipywidgets", "IPython", "PIL"},
 }
 
 # The only imports that may stand inside a function, each with its reason; and they must, or the

@@ -73,8 +73,12 @@ def test_every_pin_is_one_exact_release() -> None:
     assert [pin for pin in pins().values() if not re.fullmatch(r"==[\w.]+", pin)] == []
 
 
+# Where the name that is imported is not the name that is installed.
+INSTALLED_AS = {"PIL": "pillow"}
+
+
 def libraries_imported_below(folder: str) -> set[str]:
-    """Top names of what the modules below ``folder`` import, the standard library left out."""
+    """What installs the modules that ``folder`` imports, the standard library left out."""
     found = set()
     for path in (ROOT / folder).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -82,7 +86,8 @@ def libraries_imported_below(folder: str) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    return found - set(sys.stdlib_module_names) - {"kvlab", "tests"}
+    found -= set(sys.stdlib_module_names) | {"kvlab", "tests"}
+    return {INSTALLED_AS.get(name, name) for name in found}
 
 
 def test_every_core_dependency_is_imported_by_the_package_or_is_a_named_tool() -> None:

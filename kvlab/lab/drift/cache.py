@@ -5,10 +5,8 @@ request, the model's files, the prompts, the code and the libraries.
 """
 
 import hashlib
-import os
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import kvlab
-from kvlab.errors import StudyError
+from kvlab.lab.folders import cache_folder
 
 Arrays = dict[str, NDArray[np.generic]]
 Note = Callable[[str], None]
@@ -34,11 +32,7 @@ class RunCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with _writable(folder):  # asked before the work, not after the first run
-            folder.mkdir(parents=True, exist_ok=True)
-            probe = folder / f"{os.getpid()}.part"
-            probe.touch()
-            probe.unlink()
+        cache_folder(folder).require_writable()  # before the work, not after the first run
 
     def path(self, key: str) -> Path:
         """Where a run is kept."""
@@ -61,22 +55,12 @@ class RunCache:
 
     def write(self, key: str, arrays: Arrays) -> None:
         """Keep a run. Errors: StudyError."""
-        part = self.folder / f"{key}.{os.getpid()}.part"
-        with _writable(self.folder):
+
+        def fill(part: Path) -> None:
             with part.open("wb") as out:
                 np.savez(out, **arrays)  # type: ignore[arg-type]  # the stub has a keyword of it
-            part.replace(self.path(key))
 
-
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StudyError(
-            f"a cache is a folder that can be written: {str(folder)!r} gives "
-            f"{error.strerror or error}; name another folder, or none"
-        ) from None
+        cache_folder(self.folder).put(self.path(key).name, fill)
 
 
 @lru_cache

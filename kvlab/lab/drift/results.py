@@ -12,16 +12,16 @@ never reached, a view that was not run. It reads back as NaN.
 """
 
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift.conditions import DTYPES, NAMES
+from kvlab.lab.folders import Folder
 from kvlab.lab.origin import Origin
 
 KEY = ("condition", "defect", "dcp_size", "dtype")
@@ -79,12 +79,15 @@ class Study:
 def write_study(study: Study, folder: Path) -> None:
     """Write the tables, each whole or not at all. Errors: StudyError for a folder that cannot be
     written."""
-    with _writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in _FILES:
-            frame: pd.DataFrame = getattr(study, name)
-            _put(folder / f"{name}.csv", frame.to_csv(index=False, lineterminator="\n"))
-        _put(folder / "origin.json", json.dumps(study.origin, indent=1, allow_nan=False) + "\n")
+    place = _place(folder)
+    place.require_writable()
+    texts = {
+        f"{name}.csv": getattr(study, name).to_csv(index=False, lineterminator="\n")
+        for name in _FILES
+    }
+    texts["origin.json"] = json.dumps(study.origin, indent=1, allow_nan=False) + "\n"
+    for name, text in texts.items():
+        place.put(name, partial(Path.write_text, data=text, encoding="utf-8", newline="\n"))
 
 
 def require_writable(folder: Path) -> None:
@@ -92,22 +95,12 @@ def require_writable(folder: Path) -> None:
 
     Errors: StudyError.
     """
-    with _writable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f"{os.getpid()}.part"
-        probe.touch()
-        probe.unlink()
+    _place(folder).require_writable()
 
 
-@contextmanager
-def _writable(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise StudyError(
-            f"a study is written to a folder that can be made: {str(folder)!r} gives "
-            f"{error.strerror or error}; name another folder"
-        ) from None
+def _place(folder: Path) -> Folder:
+    rule = "a study is written to a folder that can be made"
+    return Folder(folder, rule, "name another folder")
 
 
 def read_study(folder: Path) -> Study:
@@ -205,9 +198,3 @@ def _refusal(path: Path, what: str) -> str:
         f"each with its columns: {path.name} of {path.parent.name!r} {text}; write it with "
         f"kvlab drift --out"
     )
-
-
-def _put(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8", newline="\n")
-    part.replace(path)
