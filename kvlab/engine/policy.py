@@ -23,6 +23,7 @@ from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 
 Restore = Literal["backup", "recompute"]
+HostFull = Literal["abort", "recompute"]
 Admission = Literal["reserved", "new_token_ratio"]
 LAST_STEP = 2**53  # above it a float does not hold every whole number
 
@@ -43,8 +44,10 @@ class NodeConfig:
         restore: "backup" copies KV to the host and back (PD decode); "recompute" prefills again.
         admission: "reserved" is the PD rule, "new_token_ratio" that of a node that prefills.
         force_retract_interval: retract one request every n-th forward; None: only when short.
-        host_capacity_tokens: tokens that all backups together may hold; None means no bound. A
-            request whose backup does not fit is aborted, not retracted.
+        host_capacity_tokens: tokens that all backups together may hold; None means no bound.
+        host_full: what becomes of a victim whose backup the host declines, by this bound or by that
+            of a real arena: "abort" ends it; "recompute" retracts it all the same, into the queue
+            of those who wait, and its next entry prefills it again. Others still use backups.
         step_time_s: seconds a forward takes, for placing arrivals on steps.
         token_bytes: bytes of one token's KV over all layers, for the byte counters.
     """
@@ -59,6 +62,7 @@ class NodeConfig:
     admission: Admission = "reserved"
     force_retract_interval: int | None = None
     host_capacity_tokens: int | None = None
+    host_full: HostFull = "abort"
     step_time_s: float = 0.025
     token_bytes: int = 1
     initial_new_token_ratio: float = 0.7
@@ -96,10 +100,21 @@ class NodeConfig:
             )
         for name, given, allowed in (
             ("restore", self.restore, ("backup", "recompute")),
+            ("host_full", self.host_full, ("abort", "recompute")),
             ("admission", self.admission, ("reserved", "new_token_ratio")),
         ):
             if given not in allowed:
                 raise StudyError(f"{name} must be one of {', '.join(allowed)}: got {given!r}")
+
+    @property
+    def without_backup(self) -> HostFull:
+        """What becomes of a victim that has no backup, be it declined or never asked for."""
+        return "recompute" if self.restore == "recompute" else self.host_full
+
+    def host_has_room(self, kv_tokens: int, host_tokens: int) -> bool:
+        """Whether a backup of ``kv_tokens`` fits beside the ``host_tokens`` that the host holds."""
+        bound = self.host_capacity_tokens
+        return bound is None or host_tokens + kv_tokens <= bound
 
     def asked(self, output_tokens: int) -> int:
         """What the client of a request asks for, in output tokens."""

@@ -16,7 +16,7 @@ import torch
 from kvlab.engine import policy
 from kvlab.engine.books import Live, NodeBooks
 from kvlab.engine.cells import Cells, FingerprintCells
-from kvlab.engine.policy import NewTokenRatio, NodeConfig
+from kvlab.engine.policy import NodeConfig
 from kvlab.engine.result import (
     ABORT_HOST_FULL,
     ABORT_LAST,
@@ -24,6 +24,7 @@ from kvlab.engine.result import (
     ABORT_TOO_LARGE,
     RunResult,
 )
+from kvlab.engine.step_gate import StepGate
 from kvlab.engine.tally import Tally
 from kvlab.engine.workload import Request, Workload
 from kvlab.errors import BackupError, PoolError, StudyError
@@ -50,7 +51,6 @@ class StepNode:
         self.check_every_step = check_every_step
         self.retracted: deque[Live] = deque()
         self.waiting: deque[Live] = deque()
-        self.ratio = NewTokenRatio(config.initial_new_token_ratio)
         self.step = self.forwards = 0
         self._forced_at = 0
         self._spent = False
@@ -74,6 +74,7 @@ class StepNode:
         rows = min(len(requests), self.config.layout.num_pages)
         longest = max(r.prompt_tokens + r.output_tokens for r in requests)
         self.books = NodeBooks(self.config, self.cells, rows, longest)
+        self.gate = StepGate(self.config, self.books)
         self._arrivals = deque(requests)
         while self._one_step():
             if progress is not None:
@@ -137,36 +138,15 @@ class StepNode:
 
     def _admit(self) -> int:
         """Let the heads of the queue in, by the rule of the node; how many entered."""
+        # Both before anybody enters: the newcomers of one step do not vouch for each other.
+        budget, retractable = self.gate.budget(self.retracted), self.gate.retractable()
         entered = 0
-        config, available = self.config, self.books.allocator.available_size()
-        queued = sum(policy.required_to_resume(live.kv, config) for live in self.retracted)
-        retractable = sum(live.tokens for live in self.books.running)
-        by_ratio = config.admission == "new_token_ratio"
-        budget: float
-        if by_ratio:
-            left = sum(
-                min(x.still_asked(config), config.clip_max_new_tokens) for x in self.books.running
-            )
-            budget = policy.ratio_budget(available, left, self.ratio.value(config)) - queued
-        else:
-            largest = max((live.largest(config) for live in self.books.running), default=None)
-            single = policy.need_single(largest, retractable)
-            budget = policy.allocatable(available, len(self.books.running), config, single, queued)
         while self.waiting and self.books.has_slot():
-            live = self.waiting[0]
-            if by_ratio:
-                charge = policy.required_by_ratio(live.tokens, live.still_asked(config), config)
-                if charge >= budget:
-                    break
-            else:
-                need, charge = policy.required_to_admit(
-                    live.tokens, live.still_asked(config), retractable, config
-                )
-                if need > budget:
-                    break
+            charge = self.gate.charge(self.waiting[0], budget, retractable)
+            if charge is None:
+                break
             budget -= charge
-            self.waiting.popleft()
-            self._enter(live)
+            self._enter(self.waiting.popleft())
             entered += 1
         return entered
 
@@ -228,36 +208,31 @@ class StepNode:
             self._abort(last, last.kv, ABORT_LAST)
         if batch:
             self.tally.counts["last_batch_retracted"] = batch
-            rows = [
-                (x.generated, self.config.asked(x.request.output_tokens))
-                for x in self.books.running
-            ]
-            self.ratio = NewTokenRatio.after_retraction(rows, self.config)
+            self.gate.note_retraction()
         return len(self.books.running) < before
 
     def _retract(self, live: Live) -> int:
-        """Back the victim up and free its pages; 1, or 0 when its backup was declined."""
+        """Free a victim's pages, after its backup if there is one; 1, or 0 if it was aborted."""
         kv = live.kv
         if self.config.restore == "backup":
-            backups = self._back_up(live)
-            if backups is None:
+            live.backups = self._back_up(live)
+            if live.backups is None:
                 self.tally.add("declined_backups", 1)
-                self.books.release(live)
-                self._abort(live, kv, ABORT_HOST_FULL)
-                return 0
-            live.backups = backups
+        self.books.release(live)
+        if live.backups is not None:
             self.tally.backed_up(kv)
             self.retracted.append(live)
-        else:
+        elif self.config.without_backup == "recompute":
             self.waiting.append(live)
-        self.books.release(live)
+        else:
+            self._abort(live, kv, ABORT_HOST_FULL)
+            return 0
         self.tally.retracted(self.step, live.request, live.generated, kv)
         return 1
 
     def _back_up(self, live: Live) -> list[KvBackup] | None:
         """One backup a rank, or None when the host has no room; then nothing has changed."""
-        bound = self.config.host_capacity_tokens
-        if bound is not None and self.tally.host_tokens + live.kv > bound:
+        if not self.config.host_has_room(live.kv, self.tally.host_tokens):
             return None
         try:
             return self.cells.back_up(live.request.rid, self.books.slots(live))
@@ -287,7 +262,7 @@ class StepNode:
             self.books.release(live)
             self.tally.ended(self.step, "finished", live.request.rid, live.generated, live.kv)
         if decay:
-            self.ratio = self.ratio.after(1)
+            self.gate.note_forward()
 
     def _abort(self, live: Live, kv: int, reason: str) -> None:
         self.tally.ended(self.step, "aborted", live.request.rid, live.generated, kv, reason)

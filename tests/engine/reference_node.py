@@ -230,22 +230,27 @@ class ReferenceNode:
     def take_out(self, req: Req) -> bool:
         self.running.remove(req)
         req.pages = 0
-        bound = self.config.host_capacity_tokens
         if self.config.restore == "recompute":
             self.waiting.append(req)
-        elif bound is not None and self.host_tokens + req.kv > bound:
-            self.add(declined_backups=1)
-            self.end("abort", req, req.kv, ABORT_HOST_FULL)
-            return False
-        else:
+        elif self.host_takes(req):
             self.retracted.append(req)
             self.add(backed_up_tokens=req.kv, backup_bytes=req.kv * self.config.token_bytes)
             self.peak("peak_host_tokens", self.host_tokens)
+        else:
+            self.add(declined_backups=1)
+            if self.config.host_full == "abort":
+                self.end("abort", req, req.kv, ABORT_HOST_FULL)
+                return False
+            self.waiting.append(req)
         req.retractions += 1
         self.add(retracted_requests=1, retracted_input_tokens=req.p)
         self.add(retracted_output_tokens=req.g)
         self.log("retract", req, req.kv)
         return True
+
+    def host_takes(self, req: Req) -> bool:
+        bound = self.config.host_capacity_tokens
+        return bound is None or self.host_tokens + req.kv <= bound
 
     def forward(self) -> None:
         for req in self.running:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from kvlab.engine.events import EventNode, simulate
 from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import ABORT_NO_RESUME, RunResult
+from kvlab.engine.result import ABORT_HOST_FULL, ABORT_NO_RESUME, RunResult
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,
@@ -53,6 +53,7 @@ def nodes(draw: st.DrawFn) -> NodeConfig:
         admission=draw(st.sampled_from(["reserved", "new_token_ratio"])),
         force_retract_interval=draw(st.sampled_from([None, None, None, 1, 2, 3])),
         host_capacity_tokens=draw(maybe(0, 40)),
+        host_full=draw(st.sampled_from(["abort", "recompute"])),
         step_time_s=draw(st.sampled_from([0.5, 1.0, 3.0])),
         token_bytes=draw(st.sampled_from([1, 576])),
         min_new_token_ratio=ratios[0],
@@ -95,6 +96,19 @@ def test_the_books_of_a_run_balance(requests: tuple[Request, ...], config: NodeC
     assert kinds["retract"] == count.retracted_requests >= count.forced_retractions
     assert kinds["resume"] == count.resumed_requests
 
+    # Who left came back by one way or the other, or was aborted; a prefill again is counted whole.
+    again = [
+        e for e in result.events if e.kind == "admit" and e.tokens > requests[e.rid].prompt_tokens
+    ]
+    assert count.recomputed_tokens == sum(event.tokens for event in again)
+    declined = count.declined_backups
+    if config.restore == "backup":
+        assert len(again) <= (declined if config.host_full == "recompute" else 0)
+        full = result.abort_reasons().get(ABORT_HOST_FULL, 0)
+        assert full == (declined if config.host_full == "abort" else 0)
+    else:
+        assert declined == count.backed_up_tokens == 0
+
     # What went to the host came back, but for those that could not be restored.
     lost = [o for o in result.outcomes if o.reason == ABORT_NO_RESUME]
     kv_lost = sum(requests[o.rid].prompt_tokens + o.generated - 1 for o in lost)
@@ -133,14 +147,16 @@ def test_no_bound_is_exceeded_and_every_life_is_in_order(
     assert [event.step for event in events] == sorted(event.step for event in events)
     assert count.last_step == events[-1].step
 
-    back = "resume" if config.restore == "backup" else "admit"
+    back = {"resume"} if config.restore == "backup" else {"admit"}
+    if config.host_full == "recompute" and config.host_capacity_tokens is not None:
+        back.add("admit")
     for rid in range(len(requests)):
         life = [event.kind for event in events if event.rid == rid]
         assert life[0] == "arrive"
         assert {"finish", "abort"}.isdisjoint(life[:-1])
         assert life[-1] in {"finish", "abort"}
         for now, then in pairwise(life):
-            assert now != "retract" or then in {back, "abort"}
+            assert now != "retract" or then in {*back, "abort"}
 
 
 CHAT = LengthModel(Lognormal(300, 1.0, 1, 4000), Lognormal(120, 0.8, 1, 1000))
@@ -149,6 +165,7 @@ TIGHT: list[dict[str, Any]] = [
     {"reserved_decode_tokens": 16, "force_retract_interval": 3},
     {"admission": "new_token_ratio", "restore": "recompute", "initial_new_token_ratio": 0.2},
     {"reserved_decode_tokens": 0, "max_new_tokens": 64, "host_capacity_tokens": 6000},
+    {"reserved_decode_tokens": 0, "host_capacity_tokens": 1500, "host_full": "recompute"},
 ]
 
 

@@ -269,12 +269,38 @@ def test_ratios_are_ordered_shares(low: float, high: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
-    [("restore", "backup, recompute"), ("admission", "reserved, new_token_ratio")],
+    [
+        ("restore", "backup, recompute"),
+        ("host_full", "abort, recompute"),
+        ("admission", "reserved, new_token_ratio"),
+    ],
 )
 def test_a_rule_is_one_of_those_that_exist(name: str, allowed: str) -> None:
     other: dict[str, Any] = {name: "swap"}
     with pytest.raises(StudyError, match=f"^{name} must be one of {allowed}: got 'swap'$"):
         NodeConfig(W8.layout, **other)
+
+
+@pytest.mark.parametrize(
+    ("restore", "host_full", "then"),
+    [
+        ("backup", "abort", "abort"),
+        ("backup", "recompute", "recompute"),
+        ("recompute", "abort", "recompute"),
+        ("recompute", "recompute", "recompute"),
+    ],
+)
+def test_a_victim_without_a_backup_is_recomputed_where_either_word_says_so(
+    restore: Any, host_full: Any, then: str
+) -> None:
+    assert NodeConfig(W8.layout, restore=restore, host_full=host_full).without_backup == then
+
+
+@pytest.mark.parametrize(
+    ("bound", "fits"), [(None, True), (20, True), (12, True), (11, False), (0, False)]
+)
+def test_a_backup_fits_the_host_up_to_its_last_token(bound: int | None, fits: bool) -> None:
+    assert NodeConfig(W8.layout, host_capacity_tokens=bound).host_has_room(5, 7) == fits
 
 
 def test_a_configuration_does_not_change() -> None:
