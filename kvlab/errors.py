@@ -42,3 +42,7 @@ class CapacityError(KvlabError):
 
 class StudyError(KvlabError):
     """The parameters of a study do not describe something that can be run."""
+
+
+class BackendError(KvlabError):
+    """An op was asked of a backend that cannot serve it here, or got tensors it cannot take."""

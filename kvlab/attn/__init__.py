@@ -7,7 +7,20 @@ Worked example: two shards with sums of exponentials Z = 2 and 8 and outputs 1 a
 2 / (2 + 8) = 0.2. Read in the wrong log base the same partials give 0.2767 or 0.1192, silently.
 """
 
-from kvlab.attn.partial import Partial, merge_partials, merge_stacked
+from kvlab.attn.partial import (
+    Partial,
+    merge_partials,
+    merge_stacked,
+    require_stacked,
+    stack_partials,
+)
 from kvlab.attn.shard import partial_attention
 
-__all__ = ["Partial", "merge_partials", "merge_stacked", "partial_attention"]
+__all__ = [
+    "Partial",
+    "merge_partials",
+    "merge_stacked",
+    "partial_attention",
+    "require_stacked",
+    "stack_partials",
+]

@@ -67,6 +67,14 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
     All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
     rounding. Errors: IndexSpaceError for no partials, unequal shapes, or ``out`` of unequal types.
     """
+    return merge_stacked(*stack_partials(partials))
+
+
+def stack_partials(partials: Sequence[Partial]) -> tuple[Tensor, Tensor]:
+    """``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``, as ``merge_stacked`` takes them.
+
+    ``lse`` in the type of the computation. Errors: as ``merge_partials``.
+    """
     found: object = partials
     if not isinstance(found, Sequence) or not all(isinstance(p, Partial) for p in found):
         kinds = [type(p).__name__ for p in found] if isinstance(found, Sequence) else found
@@ -88,7 +96,7 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
         )
     wide = torch.float64 if kind == torch.float64 else torch.float32
     lse = torch.stack([p.lse.to(wide) for p in partials])
-    return merge_stacked(torch.stack([p.out for p in partials]), lse)
+    return torch.stack([p.out for p in partials]), lse
 
 
 def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
@@ -96,11 +104,7 @@ def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
     one process that were computed in one operation are merged without being taken apart.
 
     Errors: as ``Partial``, and IndexSpaceError for no rank."""
-    Partial(out, lse)
-    if out.dim() < 2 or not len(out):
-        raise IndexSpaceError(
-            f"stacked partials are (ranks, ..., d) of at least one rank: got {tuple(out.shape)}"
-        )
+    require_stacked(out, lse)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
     lse = torch.nan_to_num(lse.to(wide), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
     top = lse.amax(dim=0)
@@ -112,3 +116,12 @@ def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
     # Selected before the product, so that garbage reaches neither the value nor a gradient.
     merged = (share * torch.where(share > 0, out.to(wide), 0.0)).sum(dim=0)
     return Partial(merged.to(out.dtype), torch.where(total > 0, top + torch.log(sure), -math.inf))
+
+
+def require_stacked(out: Tensor, lse: Tensor) -> None:
+    """Raise unless these are stacked partials of a rank or more. Errors: as ``merge_stacked``."""
+    Partial(out, lse)
+    if out.dim() < 2 or not len(out):
+        raise IndexSpaceError(
+            f"stacked partials are (ranks, ..., d) of at least one rank: got {tuple(out.shape)}"
+        )

@@ -1,0 +1,41 @@
+"""One entry an op: the torch reference, or its Triton twin, chosen by where the tensors are.
+
+``SPECS`` says for every op what its axes mean, how inputs are made, what is compared and how many
+bytes must move; tests and the benchmark walk through it. ``status()`` says what serves here and
+why. Triton is optional: without it torch serves everything.
+
+Worked example: ``localize_run(torch.tensor([8, 9, 10, 11]), dcp_size=2, dcp_rank=1)`` is
+``tensor([4, 5])`` on every device; on a GPU with Triton one kernel made it.
+"""
+
+from kvlab.ops.backend import Backend, OpsStatus, choose, status
+from kvlab.ops.flag import CheckFlag
+from kvlab.ops.localize import (
+    localize_fixed_shape,
+    localize_run,
+    owned_count,
+    remap_topk,
+    run_elements,
+)
+from kvlab.ops.merge import merge_partials, merge_stacked
+from kvlab.ops.rows import as_words, gather_rows, scatter_rows
+from kvlab.ops.write import set_mla_kv_buffer
+
+__all__ = [
+    "Backend",
+    "CheckFlag",
+    "OpsStatus",
+    "as_words",
+    "choose",
+    "gather_rows",
+    "localize_fixed_shape",
+    "localize_run",
+    "merge_partials",
+    "merge_stacked",
+    "owned_count",
+    "remap_topk",
+    "run_elements",
+    "scatter_rows",
+    "set_mla_kv_buffer",
+    "status",
+]

@@ -1,0 +1,43 @@
+"""Merge the ranks' partial attention outputs: as ``kvlab.attn``, and by one kernel on CUDA.
+
+The reference writes c weights, c selected outputs and their sum, and reads each again; the twin
+reads the c partials once and writes the result once, which is all that has to move.
+
+Worked example: see ``kvlab.attn``; Z = 2 and 8 with outputs 1 and 0 merge to 0.2.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvlab import attn
+from kvlab.attn import Partial
+from kvlab.ops.backend import Backend, choose
+
+
+def merge_stacked(out: Tensor, lse: Tensor, *, backend: Backend | None = None) -> Partial:
+    """As ``kvlab.attn.merge_stacked``: ``out`` ``(c, ..., d)``, ``lse`` ``(c, ...)`` in nats.
+
+    Computed in float32; NaN and +inf as lse mean an empty shard. float64, and tensors whose
+    gradient is wanted, are merged by torch whatever the backend. Cost of the twin: c partials read,
+    one written. Errors: as the reference; BackendError.
+    """
+    wide = torch.float64 in (out.dtype, lse.dtype)
+    graded = torch.is_grad_enabled() and (out.requires_grad or lse.requires_grad)
+    if choose(backend, out, lse) == "torch" or wide or graded:
+        return attn.merge_stacked(out, lse)
+    from kvlab.ops.kernels import merge as twin
+
+    attn.require_stacked(out, lse)
+    return Partial(*twin.merge_stacked(out, lse))
+
+
+def merge_partials(partials: Sequence[Partial], *, backend: Backend | None = None) -> Partial:
+    """As ``kvlab.attn.merge_partials``: of a list of partials, one a rank, which are stacked first.
+
+    Ranks whose partials are stacked already save that copy with ``merge_stacked``. Errors: as the
+    reference; BackendError.
+    """
+    out, lse = attn.stack_partials(partials)
+    return merge_stacked(out, lse, backend=backend)

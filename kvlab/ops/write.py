@@ -1,0 +1,105 @@
+"""Write the new tokens of a step into one layer, each on the rank that owns its slot.
+
+Every rank is handed the same ids and the same rows, and stores those whose slot is its own: rank
+``id // I % c``, row ``id // (cI) * I + id % I``. What is not its own is not stored at all; a write
+of other ranks' rows to a stand-in row would cost c times the bytes.
+
+Worked example, c=2, W=4, ids [4, 5, -1, 2]: rank 0 stores element 0 in row 2, rank 1 element 1 in
+row 2; -1 and slot 2 are padding (below ``first_slot`` 4) and are stored by nobody.
+"""
+
+import torch
+from torch import Tensor
+
+from kvlab.errors import LayoutError
+from kvlab.index.layout import require_int, require_rank, require_turn
+from kvlab.index.spaces import as_ids
+from kvlab.ops.backend import Backend, choose
+from kvlab.ops.flag import CheckFlag
+
+
+def set_mla_kv_buffer(
+    layer: Tensor,
+    ids: Tensor,
+    k_nope: Tensor,
+    k_rope: Tensor,
+    dcp_size: int,
+    dcp_rank: int,
+    interleave: int = 1,
+    *,
+    first_slot: int,
+    slot_end: int,
+    flag: CheckFlag | None = None,
+    backend: Backend | None = None,
+) -> None:
+    """Store the rows of this rank's ids: ``layer[row] = [k_nope | k_rope]``.
+
+    Args:
+        layer: ``(R, d1 + d2)``, contiguous, one layer of this rank's buffer.
+        ids: int64 ``(n,)`` (int32 is widened), widened slots, those that are stored distinct.
+        k_nope, k_rope: ``(n, d1)``, ``(n, d2)`` in the dtype of ``layer``, elements of a row
+            adjacent; rows may be strided (slices of one projection).
+        first_slot, slot_end: ids in between are stored by their owner. Ids from -1 to below
+            ``first_slot`` are padding: right, and stored by nobody.
+        flag: takes the index of the first id that is below -1 or not below ``slot_end``, looked
+            for on every rank among all ids. Such an id is stored by nobody, flag or none.
+
+    The twin does not synchronise; the reference selects, which on CUDA does. Cost: 8n bytes and
+    this rank's rows, read and written once. Errors: LayoutError for shapes or types that do not
+    fit, or a buffer without the last row; IndexSpaceError for other than int ids; BackendError.
+    """
+    ids = as_ids(ids, "ids")
+    _require(layer, ids, k_nope, k_rope)
+    require_rank(dcp_size, dcp_rank)
+    turn = require_turn(dcp_size, interleave)
+    require_int("first_slot", first_slot, 0, "the lowest slot that is stored")
+    require_int("slot_end", slot_end, first_slot, "one past the highest slot")
+    last = slot_end - 1
+    if slot_end and last // turn * interleave + min(last % turn, interleave - 1) >= len(layer):
+        raise LayoutError(
+            f"the buffer must have a row for every slot below slot_end: got {len(layer)} rows for "
+            f"slot_end={slot_end} at dcp_size={dcp_size}, interleave={interleave}; pass the "
+            f"layout's slot_end"
+        )
+    extra = [] if flag is None else [flag.value]
+    if choose(backend, layer, ids, k_nope, k_rope, *extra) == "triton":
+        from kvlab.ops.kernels import write as twin
+
+        twin.set_mla_kv_buffer(
+            layer, ids, k_nope, k_rope, dcp_size, dcp_rank, interleave, (first_slot, slot_end), flag
+        )
+        return
+    if flag is not None:
+        flag.lower((ids < -1) | (ids >= slot_end))
+    live = (ids >= first_slot) & (ids < slot_end)
+    own = live & (torch.div(ids, interleave, rounding_mode="floor") % dcp_size == dcp_rank)
+    mine = torch.nonzero(own).flatten()
+    slots = ids[mine]
+    rows = torch.div(slots, turn, rounding_mode="floor") * interleave + slots % interleave
+    width = k_nope.shape[1]
+    layer[rows, :width] = k_nope[mine]
+    layer[rows, width:] = k_rope[mine]
+
+
+def _require(layer: Tensor, ids: Tensor, k_nope: Tensor, k_rope: Tensor) -> None:
+    if layer.dim() != 2 or not layer.is_contiguous():
+        raise LayoutError(
+            f"layer must be (rows, elements) and contiguous: got {tuple(layer.shape)} with strides "
+            f"{layer.stride()}; pass one layer of a pool's buffer"
+        )
+    for name, part in (("k_nope", k_nope), ("k_rope", k_rope)):
+        if part.dim() != 2 or len(part) != len(ids) or part.dtype != layer.dtype:
+            raise LayoutError(
+                f"{name} must be ({len(ids)}, elements) of {layer.dtype}, a row for each id: got "
+                f"{tuple(part.shape)} of {part.dtype}; cast or encode it first"
+            )
+        if part.shape[1] > 1 and part.stride(1) != 1:
+            raise LayoutError(
+                f"{name} must have the elements of a row adjacent: got strides {part.stride()}; "
+                f"use .contiguous()"
+            )
+    if k_nope.shape[1] + k_rope.shape[1] != layer.shape[1]:
+        raise LayoutError(
+            f"k_nope and k_rope must make a whole row: got {k_nope.shape[1]} and "
+            f"{k_rope.shape[1]} elements for rows of {layer.shape[1]}; pass both parts"
+        )
