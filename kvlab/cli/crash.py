@@ -5,19 +5,31 @@ low regime its first pages; a pool that a regime cannot use is skipped with a se
 """
 
 import argparse
+import sys
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import get_args
 
 import pandas as pd
 import torch
 
 from kvlab.cli.crash_runs import Run, attempt
-from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, layout_facts, progress
+from kvlab.cli.output import (
+    STDOUT,
+    Answer,
+    add_output_arguments,
+    aligned,
+    csv_place,
+    deliver,
+    layout_facts,
+    progress,
+)
 from kvlab.cli.values import add_layout_arguments, device, whole
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, raw_use_census
 from kvlab.lab.crash import Code, Regime, page_census
+from kvlab.lab.crash_record import PLACE, make_record, write_record
 from kvlab.lab.origin import collect_origin
 
 SUMMARY = "the crash before the fix, on real pools, and the fix"
@@ -25,13 +37,15 @@ DESCRIPTION = """\
 Count, for a pool, the pages whose slots used as rows would be silent, straddling or out of range.
 Then retract one request on real pools of all ranks, with the code before the fix and after it:
 from a full pool, where the victim's slots lie past the buffer and the copy fails, and at low use,
-where nothing fails and the rows of other tokens are saved and overwritten.
+where nothing fails and the rows of other tokens are saved and overwritten. On a machine with a
+GPU, --record keeps what CUDA said, with device, driver and versions, for machines without one.
 """
 EPILOG = """\
 examples:
   kvlab crash --dcp-size 8 --page-size 64 --num-pages 1024
   kvlab crash --dcp-size 8 --page-size 64 --num-pages 1024 --census --json
   kvlab crash --dcp-size 2 --page-size 4 --num-pages 64 --regime low --code before --same-slots
+  kvlab crash --device cuda --record
 """
 MOST_PAGES = 10_000_000
 
@@ -74,7 +88,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--census", action="store_true", help="count the pages only, retract nothing"
     )
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        type=_record_place,
+        const=Path("data", *PLACE),
+        metavar="OUT",
+        help="keep what the crash on CUDA printed as JSON, for machines without a GPU; needs "
+        f"--device cuda (OUT: data/{'/'.join(PLACE)})",
+    )
     add_output_arguments(parser, "one row a page")
+
+
+def _record_place(text: str) -> Path:
+    if text == STDOUT:
+        raise argparse.ArgumentTypeError("OUT is a file: got '-'; name one, or leave OUT out")
+    return Path(csv_place(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +118,7 @@ def run(given: argparse.Namespace) -> int:
     """Count, retract, and show what the options ask for; return the exit code."""
     layout = DcpLayout(given.dcp_size, given.page_size, given.num_pages)
     census = asdict(raw_use_census(layout))
+    _require_recordable(given)
     _require_device(given.device)
     if given.csv is not None:
         _require_table(layout)
@@ -107,6 +137,8 @@ def run(given: argparse.Namespace) -> int:
                     raise
                 if regime not in [known.regime for known in skipped]:
                     skipped.append(Skipped(regime, str(error)))
+    if given.record is not None:
+        _record(layout, done, given)
 
     def document() -> dict[str, object]:
         return {
@@ -134,6 +166,44 @@ def _require_table(layout: DcpLayout) -> None:
             f"a table has one row a page, at most {MOST_PAGES:,}: got {layout.num_pages:,} pages; "
             f"leave out --csv, the counts need no table"
         )
+
+
+def _require_recordable(given: argparse.Namespace) -> None:
+    """Refuse, before the work, what would not crash on CUDA. Errors: StudyError."""
+    if given.record is None:
+        return
+    wrong = [
+        text
+        for is_wrong, text in (
+            (given.device == "cpu", "--device cpu"),
+            (given.dcp_size == 1, "--dcp-size 1"),
+            (given.regime == "low", "--regime low"),
+            (given.code == "after", "--code after"),
+            (given.census, "--census"),
+        )
+        if is_wrong
+    ]
+    if wrong:
+        raise StudyError(
+            f"--record keeps a crash, of a full pool with the code before the fix on CUDA and more "
+            f"than one rank: got {', '.join(wrong)}; use `kvlab crash --device cuda --record`"
+        )
+    if not given.record.parent.is_dir():  # of the default place: no checkout is here
+        raise StudyError(
+            f"--record keeps a crash in {given.record.name} of the project: there is no folder "
+            f"{str(given.record.parent)!r} here; run it in the checkout, or name a file"
+        )
+
+
+def _record(layout: DcpLayout, done: list[Run], given: argparse.Namespace) -> None:
+    child = next((found.child for found in done if found.child is not None), None)
+    if child is None:
+        raise StudyError(
+            f"--record keeps the crash of a full pool: a pool of {layout.num_pages:,} pages ran "
+            f"none; use the default sizes"
+        )
+    write_record(make_record(layout, child, given.line), given.record)
+    print(f"wrote {given.record.name}", file=sys.stderr)
 
 
 def _require_device(name: str) -> None:

@@ -23,12 +23,16 @@ PAGES = 3  # of each request in the child's pool
 
 @dataclass(frozen=True, slots=True)
 class ChildResult:
-    """How the child ended: its exit code, the line that tells why, and the tail of its output."""
+    """How the child ended: its exit code, the line that tells why, and the tail of its output.
+
+    ``output``: every line that it printed and that is not blank, standard output first.
+    """
 
     device: str
     exit_code: int
     message: str
     tail: tuple[str, ...]
+    output: tuple[str, ...] = ()
 
 
 def crash_in_child(layout: DcpLayout, device: str = "cpu", timeout_s: float = 300) -> ChildResult:
@@ -64,6 +68,7 @@ def crash_in_child(layout: DcpLayout, device: str = "cpu", timeout_s: float = 30
         done.returncode,
         telling[0].strip() if telling else (lines[-1].strip() if lines else ""),
         tuple(lines[-6:]),
+        tuple(lines),
     )
 
 

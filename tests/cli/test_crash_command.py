@@ -2,6 +2,7 @@
 
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -10,8 +11,10 @@ import torch
 
 from kvlab.cli import crash, crash_runs
 from kvlab.index import DcpLayout
+from kvlab.lab import crash_record
 from kvlab.lab.crash import page_census
 from kvlab.lab.crash_child import ChildResult
+from kvlab.lab.crash_record import read_record
 from tests.cli.conftest import Run
 
 SMALL = ["crash", "--dcp-size", 2, "--page-size", 2]
@@ -212,3 +215,82 @@ def test_on_cuda_the_copy_that_fails_runs_in_a_child(
     assert asked == [(DcpLayout(2, 2, 9), "cuda")]
     done = run(*words)
     assert "full, before the fix: the child ended with exit code 134: Assertion" in done.out
+
+
+OUTPUT = ("/{}/me/Index.cu:1: Assertion `x` failed.".format("home"), "CUDA error: device-side")
+DIED = ChildResult("cuda", 1, OUTPUT[0], OUTPUT, OUTPUT)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a GPU that is made up, on which only the child of the crash runs."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A made-up GPU")
+    monkeypatch.setattr(crash_record, "driver", lambda: "123.45")
+    monkeypatch.setattr(crash_runs, "crash_in_child", lambda *_: DIED)
+
+
+RECORDED = ["--device", "cuda", "--regime", "full", "--code", "before"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_crash_on_cuda_is_recorded_without_paths_of_the_machine(run: Run, tmp_path: Path) -> None:
+    out = tmp_path / "crash.json"
+    done = run(*SMALL, "--num-pages", 20, *RECORDED, "--record", out)
+    assert (done.code, done.err) == (0, "wrote crash.json\n")
+    text = out.read_text()
+    assert "/me/" not in text
+    assert str(tmp_path) not in text
+    found = read_record(out)
+    assert (found.device, found.driver, found.exit_code) == ("A made-up GPU", "123.45", 1)
+    assert found.message == "Index.cu:1: Assertion `x` failed."
+    assert found.command.endswith("--record crash.json")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_without_a_name_the_recording_goes_where_the_project_keeps_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL, "--num-pages", 20, *RECORDED, "--record"]
+    refused = run(*words)
+    assert refused.code == 1
+    assert "there is no folder 'data/runs' here; run it in the checkout" in refused.err
+    (tmp_path / "data" / "runs").mkdir(parents=True)
+    assert run(*words).code == 0
+    assert read_record(tmp_path / "data" / "runs" / "crash-cuda.json").exit_code == 1
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "--device cpu"),
+        (["--device", "cuda", "--dcp-size", 1], "--dcp-size 1"),
+        (["--device", "cuda", "--regime", "low", "--code", "after"], "--regime low, --code after"),
+        (["--device", "cuda", "--census"], "--census"),
+    ],
+)
+def test_what_would_not_crash_on_cuda_is_not_recorded(
+    words: list[object], named: str, run: Run, tmp_path: Path
+) -> None:
+    done = run("crash", *words, "--record", tmp_path / "crash.json")
+    assert done.code == 1
+    assert f"more than one rank: got {named}; use `kvlab crash --device cuda --record`" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_pool_in_which_nothing_crashed_leaves_no_recording(run: Run, tmp_path: Path) -> None:
+    words = ["--device", "cuda", "--num-pages", 1, "--record", tmp_path / "crash.json"]
+    done = run("crash", *words)
+    assert done.code == 1
+    assert "a pool of 1 pages ran none; use the default sizes" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recording_goes_to_a_file_and_not_to_standard_output(run: Run) -> None:
+    done = run("crash", "--device", "cuda", "--record", "-")
+    assert done.code == 2
+    assert "OUT is a file: got '-'; name one, or leave OUT out" in done.err
