@@ -1,0 +1,246 @@
+"""A host that is full: who finds no room there is aborted or prefilled again, others come back.
+
+The mix of both ways is held against the judge of ``reference_node.py``: with a bound in tokens for
+both schedulers, and with the real arenas of every rank for the one that has them.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.engine.cells import FingerprintCells
+from kvlab.engine.events import simulate
+from kvlab.engine.policy import HostFull, NodeConfig
+from kvlab.engine.result import ABORT_HOST_FULL, Counters, RunResult
+from kvlab.engine.scheduler import StepNode
+from kvlab.engine.workload import Request
+from kvlab.index import DcpLayout, get_dcp_lens
+from kvlab.memory import HostArena
+from tests.engine.reference_node import ReferenceNode, Req, reference
+
+Run = tuple[tuple[Request, ...], NodeConfig]
+FULL: st.SearchStrategy[HostFull] = st.sampled_from(["abort", "recompute"])
+
+
+@st.composite
+def pressed(draw: st.DrawFn, bounded: bool = True) -> Run:
+    """Some requests, a pool for about two of them, and a host for about one (or no such bound)."""
+    lengths = st.tuples(st.integers(1, 20), st.integers(4, 30))
+    rows = draw(st.lists(lengths, min_size=4, max_size=12))
+    gap = draw(st.sampled_from([0.0, 0.0, 3.0]))
+    requests = tuple(Request(i, gap * i, p, o) for i, (p, o) in enumerate(rows))
+    dcp_size, page_size = draw(st.sampled_from([(1, 1), (1, 4), (2, 2), (3, 1), (4, 1), (2, 4)]))
+    longest = max(p + o for p, o in rows)
+    tokens = longest + draw(st.integers(10, 60))
+    config = NodeConfig(
+        DcpLayout(dcp_size, page_size, -(-tokens // (dcp_size * page_size))),
+        reserved_decode_tokens=draw(st.integers(0, 4)),
+        clip_max_new_tokens=draw(st.sampled_from([1, 3, 4096])),
+        concurrency=draw(st.none() | st.integers(3, 6)),
+        admission=draw(st.sampled_from(["reserved", "new_token_ratio"])),
+        force_retract_interval=draw(st.sampled_from([None, 1, 2, 5])),
+        host_capacity_tokens=draw(st.integers(longest // 2, 2 * longest)) if bounded else None,
+        host_full=draw(FULL),
+        step_time_s=1.0,
+        initial_new_token_ratio=0.1,
+    )
+    return requests, config
+
+
+def mixed(count: Counters) -> bool:
+    """Whether one run used both ways back."""
+    return count.resumed_requests > 0 and count.recomputed_tokens > 0
+
+
+def test_both_schedulers_mix_backup_and_recompute_as_the_judge_does() -> None:
+    met: list[bool] = []
+
+    @settings(max_examples=400, derandomize=True, database=None)
+    @given(pressed())
+    def law(run: Run) -> None:
+        requests, config = run
+        judged = reference(requests, config)
+        assert simulate(requests, config, record=True) == judged
+        assert StepNode(config).run(requests, record=True) == judged
+        met.append(mixed(judged.counters))
+
+    law()
+    assert sum(met) > 40  # the mix is common among these runs, or they would show little
+
+
+@settings(max_examples=100, derandomize=True)
+@given(pressed())
+def test_only_a_declined_backup_is_recomputed_and_nobody_is_aborted_for_it(run: Run) -> None:
+    requests, config = run
+    result = simulate(requests, replace(config, host_full="recompute"), record=True)
+    count = result.counters
+    assert ABORT_HOST_FULL not in result.abort_reasons()
+    assert count.peak_host_tokens <= (config.host_capacity_tokens or 0)
+    # Each retraction was declined or went to the host, and comes back the way it went.
+    host, queue = dict[int, int](), set[int]()
+    declined = 0
+    for event in result.events:
+        if event.kind == "retract":
+            fits = sum(host.values()) + event.tokens <= (config.host_capacity_tokens or 0)
+            declined += not fits
+            if fits:
+                host[event.rid] = event.tokens
+            else:
+                queue.add(event.rid)
+        elif event.kind == "resume":
+            assert host.pop(event.rid) == event.tokens
+        elif event.kind == "admit":
+            assert event.rid not in host
+            queue.discard(event.rid)
+        elif event.kind == "abort":
+            host.pop(event.rid, None)
+            queue.discard(event.rid)
+    assert declined == count.declined_backups
+    assert not host
+    assert not queue
+
+
+@settings(max_examples=60, derandomize=True)
+@given(pressed(bounded=False))
+def test_a_host_without_room_for_anything_gives_what_restore_by_recompute_gives(run: Run) -> None:
+    requests, config = run
+    none = replace(config, host_capacity_tokens=0, host_full="recompute")
+    declined = simulate(requests, none, record=True)
+    asked_for = simulate(requests, replace(config, restore="recompute"), record=True)
+    count = declined.counters
+    assert count.declined_backups == count.retracted_requests
+    assert replace(count, declined_backups=0) == asked_for.counters
+    assert (declined.outcomes, declined.events) == (asked_for.outcomes, asked_for.events)
+
+
+# The real arena --------------------------------------------------------------------------------
+
+
+@dataclass
+class ArenaNode(ReferenceNode):
+    """The judge with arenas instead of a bound in tokens: each rank takes a block of its rows."""
+
+    arenas: list[HostArena] = field(default_factory=list)
+    row_bytes: int = 0
+    held: dict[int, list[object]] = field(default_factory=dict)
+
+    def host_takes(self, req: Req) -> bool:
+        self.give_back()
+        ranks, kv = len(self.arenas), torch.tensor([req.kv])
+        lens = [int(get_dcp_lens(kv, ranks, rank)) for rank in range(ranks)]
+        blocks = []
+        for arena, rows in zip(self.arenas, lens, strict=True):
+            block = arena.take(rows * self.row_bytes)
+            if block is None:
+                break
+            blocks.append(block)
+        if len(blocks) < len(self.arenas):
+            for arena, block in zip(self.arenas, blocks, strict=False):
+                arena.give(block)
+            return False
+        self.held[req.rid] = list(blocks)
+        return True
+
+    def give_back(self) -> None:
+        """Blocks of those who are no longer on the host, in the order in which they left it."""
+        on_host = {req.rid for req in self.retracted}
+        for rid in [rid for rid in self.held if rid not in on_host]:
+            for arena, block in zip(self.arenas, self.held.pop(rid), strict=True):
+                arena.give(block)  # type: ignore[arg-type]  # blocks of these arenas
+
+
+GRAIN = 64  # four rows of one layer: sizes differ, and blocks are reused for smaller backups
+
+
+def arenas(ranks: int, blocks: list[int]) -> list[HostArena]:
+    return [HostArena(GRAIN * blocks[r % len(blocks)], grain=GRAIN) for r in range(ranks)]
+
+
+def test_what_the_real_arenas_decline_is_what_their_sizes_say_and_nothing_stays_lent() -> None:
+    met: list[bool] = []
+
+    @settings(max_examples=150, derandomize=True, database=None)
+    @given(pressed(bounded=False), st.lists(st.integers(3, 14), min_size=1, max_size=3))
+    def law(run: Run, blocks: list[int]) -> None:
+        requests, config = run
+        ranks = config.layout.dcp_size
+        cells = FingerprintCells(config.layout, host_bytes=0)
+        for pool, arena in zip(cells.pools, arenas(ranks, blocks), strict=True):
+            pool.host.capacity_bytes, pool.host.grain = arena.capacity_bytes, GRAIN
+        node = StepNode(config, cells, check_every_step=True)
+        stepped = node.run(requests, record=True)
+        judge = ArenaNode(config, list(requests), arenas=arenas(ranks, blocks), row_bytes=16)
+        assert stepped == judge.run()
+        assert node.books.audit() == cells.audit() == []
+        assert [pool.host.lent_bytes for pool in cells.pools] == [0] * ranks
+        assert node.books.allocator.available_size() == config.layout.capacity_tokens
+        met.append(mixed(stepped.counters))
+
+    law()
+    assert sum(met) > 15
+
+
+@pytest.mark.parametrize("tight", [0, 1, 2, 3])
+def test_one_rank_without_room_declines_for_all_and_the_others_give_theirs_back(tight: int) -> None:
+    requests = tuple(Request(i, 0.0, 16, 192) for i in range(4))
+    config = NodeConfig(DcpLayout(4, 4, 32), reserved_decode_tokens=16, host_full="recompute")
+    cells = FingerprintCells(config.layout)
+    cells.pools[tight].host.capacity_bytes = 0
+    node = StepNode(config, cells, check_every_step=True)
+    count = node.run(requests).counters
+    assert count.finished == 4
+    assert count.declined_backups == count.retracted_requests > 0
+    assert count.backed_up_tokens == count.restored_tokens == 0
+    assert count.recomputed_tokens > 0
+    assert [pool.host.lent_bytes for pool in cells.pools] == [0, 0, 0, 0]
+    assert node.books.audit() == cells.audit() == []
+
+
+# By hand ---------------------------------------------------------------------------------------
+
+
+def served(
+    host_full: HostFull,
+) -> tuple[RunResult, list[tuple[int, str, int]]]:
+    """Six requests of 1 + 5 tokens, all at once, in 16 pages of W = 1. The second, third and fourth
+    forward each lack pages until one request has left. The host holds 3 tokens: the 2 of request 5,
+    which leaves first, and nobody else's beside them."""
+    requests = [Request(rid, 0.0, 1, 5) for rid in range(6)]
+    config = NodeConfig(
+        DcpLayout(1, 1, 16),
+        reserved_decode_tokens=0,
+        clip_max_new_tokens=1,
+        host_capacity_tokens=3,
+        host_full=host_full,
+    )
+    result = simulate(requests, config, record=True)
+    assert result == reference(requests, config) == StepNode(config).run(requests, record=True)
+    later = [e for e in result.events if e.step > 0 and e.kind != "finish"]
+    return result, [(e.step, e.kind, e.rid) for e in later]
+
+
+def test_one_resumes_from_the_host_before_those_it_declined_enter_in_the_order_they_left() -> None:
+    result, later = served("recompute")
+    assert later == [
+        (1, "retract", 5),
+        (2, "retract", 4),
+        (3, "retract", 3),
+        (4, "resume", 5),
+        (4, "admit", 4),
+        (4, "admit", 3),
+    ]
+    count = result.counters
+    assert (count.finished, count.declined_backups, count.retracted_requests) == (6, 2, 3)
+    assert (count.backed_up_tokens, count.restored_tokens) == (2, 2)
+    # Each is prefilled over all it has, the newest token too: 1 + 3 and 1 + 4.
+    assert count.recomputed_tokens == 4 + 5
+
+
+def test_where_the_node_aborts_those_the_host_declined_do_not_come_back() -> None:
+    result, later = served("abort")
+    assert later == [(1, "retract", 5), (2, "abort", 4), (3, "abort", 3), (4, "resume", 5)]
+    assert result.abort_reasons() == {ABORT_HOST_FULL: 2}
+    assert (result.counters.declined_backups, result.counters.recomputed_tokens) == (2, 0)
