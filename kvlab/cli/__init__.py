@@ -1,4 +1,4 @@
-"""The command line: ``kvlab report``, ``kvlab crash``, ``kvlab owners``, ``kvlab retraction``."""
+"""The command line ``kvlab``: report, crash, owners, retraction, drift, doctor."""
 
 from kvlab.cli.program import main
 

@@ -1,4 +1,4 @@
-"""The program ``kvlab``: one parser, five commands, and how each way to end becomes an exit code.
+"""The program ``kvlab``: one parser, six commands, and how each way to end becomes an exit code.
 
     0     what was asked for was done
     1     it could not be done: one sentence on standard error says why and what to do
@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-from kvlab.cli import crash, drift, owners, report, retraction
+from kvlab.cli import crash, doctor, drift, owners, report, retraction
 from kvlab.cli.output import STDOUT
 from kvlab.errors import KvlabError
 from kvlab.lab.origin import versions
@@ -35,6 +35,7 @@ COMMANDS: dict[str, ModuleType] = {
     "owners": owners,
     "retraction": retraction,
     "drift": drift,
+    "doctor": doctor,
 }
 DESCRIPTION = """\
 A workbench for one question: which memory does this KV-cache id name?

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import kvlab
-from kvlab.cli import crash, drift, owners, program, report, retraction
+from kvlab.cli import crash, doctor, drift, owners, program, report, retraction
 from kvlab.errors import KvlabError
 from tests.cli.conftest import ROOT, Run, Start
 
-COMMANDS = ["report", "crash", "owners", "retraction", "drift"]
+COMMANDS = ["report", "crash", "owners", "retraction", "drift", "doctor"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -28,7 +28,7 @@ def test_help_explains_in_sentences_and_ends_with_examples(command: str, run: Ru
         assert words in text
 
 
-@pytest.mark.parametrize("module", [report, crash, owners, retraction, drift])
+@pytest.mark.parametrize("module", [report, crash, owners, retraction, drift, doctor])
 def test_every_example_in_the_help_is_a_line_that_the_program_takes(module: object) -> None:
     lines = re.findall(r"^  (kvlab .*?)(?:  .*)?$", module.EPILOG, re.MULTILINE)  # type: ignore[attr-defined]
     assert lines
