@@ -18,8 +18,12 @@ PY := $(VENV)/bin/python
 endif
 KVLAB := $(PY) -c 'from kvlab.cli import main; raise SystemExit(main())'
 
+CUDA_OR_SENTENCE = import torch as t; raise SystemExit(None if t.cuda.is_available() else \
+	f"kvlab: make gpu needs a CUDA device and torch {t.__version__} sees none here; run it on a " \
+	"machine with a GPU, with KVLAB_PYTHON=PATH if that has a torch of its own")
+
 .DEFAULT_GOAL := help
-.PHONY: help setup report test lab bench check format clean
+.PHONY: help setup report test gpu lab bench check format clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -35,14 +39,18 @@ report: setup  ## execute the notebooks, write build/report/ with every figure
 test: check  ## the checks, then the whole test suite on all cores
 	@$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(ARGS)
 
+gpu: setup  ## the tests that need a CUDA device; KVLAB_PYTHON=PATH on a machine with its own torch
+	@$(PY) -c '$(CUDA_OR_SENTENCE)'
+	@env -u TRITON_INTERPRET $(PY) -m pytest -m gpu $(ARGS)
+
 lab: setup  ## JupyterLab with the notebooks, on this machine only
 	@$(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root) \
 		--LabApp.news_url= --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(ARGS)
 
-bench: setup  ## print the benchmark's ratios
-	@$(PY) -m kvlab.lab.bench $(ARGS)
+bench: setup  ## ratios and shares of a copy, into data/runs too; ARGS=--quick only prints
+	@$(PY) -m kvlab.lab.bench --record $(ARGS)
 
 check: setup  ## ruff and mypy; changes nothing
 	@$(PY) -m ruff check --quiet .

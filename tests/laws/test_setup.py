@@ -206,7 +206,7 @@ def test_without_a_network_it_says_so(checkout: Checkout) -> None:
     assert "PIP_INDEX_URL" in sentence
 
 
-@pytest.mark.parametrize("target", ["report", "test", "lab", "bench", "check", "format"])
+@pytest.mark.parametrize("target", ["report", "test", "gpu", "lab", "bench", "check", "format"])
 def test_every_target_sets_up_first_and_stops_when_that_fails(
     checkout: Checkout, target: str
 ) -> None:
@@ -222,7 +222,19 @@ def test_an_interpreter_of_ones_own_is_used_as_it_is(checkout: Checkout) -> None
     assert not (checkout.root / ".venv").exists()
 
 
+def test_make_gpu_without_a_gpu_fails_with_one_sentence_and_runs_no_test(
+    checkout: Checkout,
+) -> None:
+    failed = checkout.run("make", "gpu", KVLAB_PYTHON=sys.executable, CUDA_VISIBLE_DEVICES="")
+    assert failed.returncode != 0
+    assert failed.stdout == ""
+    said = [line for line in failed.stderr.splitlines() if not line.startswith("make")]
+    assert len(said) == 1
+    assert said[0].startswith("kvlab: make gpu needs a CUDA device and torch ")
+    assert said[0].endswith("with KVLAB_PYTHON=PATH if that has a torch of its own")
+
+
 def test_make_alone_lists_the_targets(checkout: Checkout) -> None:
     listed = checkout.run("make").stdout
-    for target in ("report", "test", "lab", "bench", "check", "format", "clean", "help"):
+    for target in ("report", "test", "gpu", "lab", "bench", "check", "format", "clean", "help"):
         assert f"make {target} " in listed
