@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress, records
-from kvlab.cli.values import amounts, seconds, sizes, whole
+from kvlab.cli.values import amounts, memory, seconds, sizes, whole
 from kvlab.engine.workload import Workload, default_workload, load_trace
 from kvlab.lab.origin import collect_origin
 from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
@@ -26,6 +26,7 @@ EPILOG = """\
 examples:
   kvlab retraction
   kvlab retraction --trace requests.csv --limit 500 --budgets 0.5,1 --csv out.csv
+  kvlab retraction --host-gib 0.1 --host-full recompute
 """
 # Below this many simulated requests, starting processes takes longer than the work itself.
 SHORT = 100_000
@@ -111,6 +112,18 @@ def _add_node_arguments(node: argparse._ArgumentGroup) -> None:
         help="how a retracted request comes back (%(default)s)",
     )
     node.add_argument(
+        "--host-gib",
+        type=memory,
+        metavar="G",
+        help="GiB of host memory for the backups of all ranks together (default: no bound)",
+    )
+    node.add_argument(
+        "--host-full",
+        choices=("abort", "recompute"),
+        default=_STUDY["host_full"],
+        help="what becomes of a request whose backup does not fit --host-gib (%(default)s)",
+    )
+    node.add_argument(
         "--reserved-decode-tokens",
         type=whole(0),
         default=_STUDY["reserved_decode_tokens"],
@@ -153,6 +166,8 @@ def study_of(given: argparse.Namespace) -> RetractionStudy:
         page_size=given.page_size,
         concurrency=given.concurrency,
         restore=given.restore,
+        host_gib=given.host_gib,
+        host_full=given.host_full,
         reserved_decode_tokens=given.reserved_decode_tokens,
         step_time_s=given.step_time,
         force_retract_interval=given.force_retract_interval,
@@ -190,12 +205,16 @@ def run(given: argparse.Namespace) -> int:
 def _text(study: RetractionStudy, table: pd.DataFrame) -> str:
     work: Workload = study.workload
     loop = "open loop" if study.concurrency is None else f"{study.concurrency} at once"
+    host, more = "", list[str]()
+    if study.host_gib is not None and study.restore == "backup":
+        host = f" to {study.host_gib:g} GiB of host, else {study.host_full}"
+        more = ["declined_backups", "recomputed_tokens"]
     return "\n".join(
         [
             f"simulated: {len(work):,} requests of {work.name} ({work.fingerprint}), {loop}; "
-            f"{study.model} in {study.dtype}, {study.restore}",
+            f"{study.model} in {study.dtype}, {study.restore}{host}",
             "",
-            aligned(table[[*COLUMNS, "label"]], thousands=True),
+            aligned(table[[*COLUMNS, *more, "label"]], thousands=True),
         ]
     )
 

@@ -60,6 +60,17 @@ def seconds(text: str) -> float:
     return found[0]
 
 
+def memory(text: str) -> float:
+    """One finite amount of memory, 0 or more."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"must be one number of at least 0: got {text!r}")
+    return found
+
+
 def device(text: str) -> str:
     """A name of a device: cpu, cuda or cuda:N. Whether it is there is asked later."""
     if not re.fullmatch(r"cpu|cuda(:[0-9]{1,3})?", text):

@@ -26,6 +26,7 @@ from kvlab.engine.policy import NodeConfig
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.lab.folders import cache_folder
+from kvlab.lab.kept_rows import read_row, write_row
 from kvlab.memory import geometry, plan_pool
 from kvlab.memory.capacity import gib
 
@@ -42,7 +43,7 @@ COLUMNS = (
     "backup_gib",
 )
 _OTHERS = (
-    *("finished", "forwards", "decode_tokens", "resumed", "recomputed_tokens"),
+    *("finished", "forwards", "decode_tokens", "resumed", "declined_backups", "recomputed_tokens"),
     *("peak_pages", "peak_running", "peak_host_gib", "num_pages", "label"),
 )
 _FIELDS = {*COLUMNS, *_OTHERS}
@@ -60,11 +61,16 @@ class RetractionStudy:
         page_size: rows of one page (P).
         concurrency: closed loop of that many requests; None: open loop, by arrival time.
         restore: "backup" or "recompute".
+        host_gib: host memory that all backups of the node together may hold, all ranks, GiB of KV
+            (as in the column peak_host_gib; blocks are not rounded); None: no bound.
+        host_full: what becomes of a victim whose backup does not fit there: "abort" or "recompute".
+            Without a bound, or with restore="recompute", no backup is declined.
         reserved_decode_tokens: room kept for each running request at admission. Upstream's default
             is 512, at which short outputs hardly run the pool dry; 64 shows the effect.
         step_time_s, force_retract_interval: as in ``NodeConfig``.
 
-    Errors: StudyError for empty axes; CapacityError for a budget below two pages.
+    Errors: StudyError for empty axes or host memory below 0; CapacityError for a budget below two
+    pages.
     """
 
     workload: Workload
@@ -75,6 +81,8 @@ class RetractionStudy:
     page_size: int = 64
     concurrency: int | None = 128
     restore: str = "backup"
+    host_gib: float | None = None
+    host_full: str = "abort"
     reserved_decode_tokens: int = 64
     step_time_s: float = 0.025
     force_retract_interval: int | None = None
@@ -83,6 +91,11 @@ class RetractionStudy:
         for name, axis in (("dcp_sizes", self.dcp_sizes), ("budgets_gib", self.budgets_gib)):
             if not axis or len(set(axis)) != len(axis):
                 raise StudyError(f"{name} must name at least one value, each once: got {axis}")
+        if self.host_gib is not None and not 0 <= self.host_gib < 2**33:
+            raise StudyError(
+                f"host_gib lies in [0, {2**33}), in GiB of all ranks together: got "
+                f"{self.host_gib!r}; None is no bound"
+            )
         for c, budget in self.points():
             last = self.workload.requests[-1]
             self.config(c, budget).arrival_step(last.arrival_s, last.rid)
@@ -95,6 +108,8 @@ class RetractionStudy:
         """The node of one point. Errors: CapacityError when the budget buys no page."""
         model = geometry(self.model)
         plan = plan_pool(model, gib(budget_gib), dcp_size, self.page_size, self.dtype)
+        token_bytes = model.bytes_per_token(self.dtype)
+        host = None if self.host_gib is None else gib(self.host_gib) // token_bytes
         return NodeConfig(
             plan.layout,
             concurrency=self.concurrency,
@@ -103,11 +118,16 @@ class RetractionStudy:
             reserved_decode_tokens=self.reserved_decode_tokens,
             step_time_s=self.step_time_s,
             force_retract_interval=self.force_retract_interval,
-            token_bytes=model.bytes_per_token(self.dtype),
+            host_capacity_tokens=host,
+            host_full=self.host_full,  # type: ignore[arg-type]  # NodeConfig checks the word
+            token_bytes=token_bytes,
         )
 
     def parameters(self) -> dict[str, str | int | float | list[int] | list[float] | None]:
-        """What decides the figures, as plain values for an origin stamp."""
+        """What decides the figures, as plain values for an origin stamp. A host without a bound
+        decides nothing and is not named."""
+        bounded = self.host_gib is not None
+        host = {"host_gib": self.host_gib, "host_full": self.host_full} if bounded else {}
         return {
             "workload": self.workload.name,
             "digest": self.workload.digest[:12],
@@ -116,6 +136,7 @@ class RetractionStudy:
             "page_size": self.page_size,
             "concurrency": self.concurrency,
             "restore": self.restore,
+            **host,
             "reserved_decode_tokens": self.reserved_decode_tokens,
             "force_retract_interval": self.force_retract_interval,
             "step_time_s": self.step_time_s,
@@ -139,8 +160,8 @@ class RetractionStudy:
 
         Errors: StudyError for jobs below 1, or a cache that cannot be written.
 
-        Columns: ``COLUMNS``, then finished, forwards, decode_tokens, resumed, recomputed_tokens,
-        peak_pages, peak_running, peak_host_gib, num_pages, label ('simulated').
+        Columns: ``COLUMNS``, then finished, forwards, decode_tokens, resumed, declined_backups,
+        recomputed_tokens, peak_pages, peak_running, peak_host_gib, num_pages, label ('simulated').
         """
         if jobs is not None and jobs < 1:
             raise StudyError(f"jobs counts processes, at least 1: got {jobs}; None takes all cores")
@@ -149,7 +170,7 @@ class RetractionStudy:
         points = self.points()
         rows: dict[int, dict[str, object]] = {}
         for i, (c, budget) in enumerate(points):
-            kept = _read(cache, self._key(c, budget))
+            kept = read_row(cache, self._key(c, budget), _FIELDS)
             if kept is not None:
                 rows[i] = kept
         missing = [i for i in range(len(points)) if i not in rows]
@@ -157,7 +178,7 @@ class RetractionStudy:
             progress(len(rows), len(points))
         for i, row in self._made(missing, points, jobs):
             rows[i] = row
-            _write(cache, self._key(*points[i]), row)
+            write_row(cache, self._key(*points[i]), row)
             if progress is not None:
                 progress(len(rows), len(points))
         table = pd.DataFrame([rows[i] for i in range(len(points))])
@@ -248,6 +269,7 @@ def _point(study: RetractionStudy, dcp_size: int, budget: float) -> dict[str, ob
         "forwards": done.forwards,
         "decode_tokens": done.decode_tokens,
         "resumed": done.resumed_requests,
+        "declined_backups": done.declined_backups,
         "recomputed_tokens": done.recomputed_tokens,
         "peak_pages": done.peak_pages,
         "peak_running": done.peak_running,
@@ -255,24 +277,3 @@ def _point(study: RetractionStudy, dcp_size: int, budget: float) -> dict[str, ob
         "num_pages": config.layout.num_pages,
         "label": "simulated",
     }
-
-
-def _read(cache: Path | None, key: str) -> dict[str, object] | None:
-    if cache is None:
-        return None
-    path = cache / f"{key}.json"
-    try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # missing, or half a file of a killed run: made again
-    if not isinstance(row, dict) or set(row) != _FIELDS:
-        return None
-    numbers = (value for name, value in row.items() if name != "label")
-    return row if all(type(value) in (int, float) for value in numbers) else None
-
-
-def _write(cache: Path | None, key: str, row: dict[str, object]) -> None:
-    if cache is None:
-        return
-    text = json.dumps(row)
-    cache_folder(cache).put(f"{key}.json", lambda part: part.write_text(text, encoding="utf-8"))

@@ -28,7 +28,8 @@ def intervals(events: Iterable[Event]) -> pd.DataFrame:
 
     Columns: ``rid``; ``state`` ('waiting', 'running', 'retracted'); ``begin``, ``end``: steps, end
     excluded; ``first_tokens``, ``last_tokens``: KV tokens held (on the host, when retracted) as
-    the stay began and ended; ``left_by``: the event that ended it.
+    the stay began and ended; ``left_by``: the event that ended it. Who was retracted without a
+    backup, and is admitted again, is 'waiting' in between: the host holds nothing of it.
 
     Errors: StudyError for events of which a request has one before it arrived, or that stop
     before it finished or was aborted (a run that was not recorded from start to end).
@@ -59,6 +60,8 @@ def intervals(events: Iterable[Event]) -> pd.DataFrame:
 
 def _stay(before: Event, event: Event) -> dict[str, object]:
     state = _STATE[before.kind]
+    if (before.kind, event.kind) == ("retract", "admit"):
+        state = "waiting"  # to be prefilled again
     running = state == "running"
     # A forward adds one token to whoever runs, so the tokens say how long it ran; the step of the
     # event alone does not, because a finish is noted in the step of the forward that made it.
@@ -105,7 +108,8 @@ def pool_fill(table: pd.DataFrame, layout: DcpLayout) -> pd.DataFrame:
 
 
 def retracted_runs(table: pd.DataFrame, layout: DcpLayout) -> pd.DataFrame:
-    """One row a retraction: how long the run of positions is that was backed up, and how ragged.
+    """One row a retraction: how long the run of positions is that was given back, and how ragged.
+    Of those backed up, the positions of the backup.
 
     Columns: ``rid``, ``step``, ``positions`` (seqlen - 1), and what is left of them when divided by
     ``past_rank`` c, ``past_page`` P, ``past_widened_page`` W.

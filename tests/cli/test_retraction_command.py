@@ -20,6 +20,7 @@ HEADER = (
     "dcp_size,budget_gib,capacity_tokens,requests,retractions,retracted_tokens,aborted,backup_gib,"
 )
 # Pages of 4 tokens and 29 of them on a rank: the trace does not fit at once.
+FORCED = ["--force-retract-interval", 5]
 NODE = ["--page-size", 4, "--budgets", "0.0009,0.002", "--reserved-decode-tokens", 2]
 
 
@@ -69,6 +70,11 @@ def test_the_three_forms_hold_what_the_study_gives(run: Run, trace: Path) -> Non
         (["--open-loop"], {"concurrency": None}),
         (["--restore", "recompute"], {"restore": "recompute"}),
         (["--force-retract-interval", 5], {"force_retract_interval": 5}),
+        ([*FORCED, "--host-gib", 0], {"force_retract_interval": 5, "host_gib": 0.0}),
+        (
+            [*FORCED, "--host-gib", 0, "--host-full", "recompute"],
+            {"force_retract_interval": 5, "host_gib": 0.0, "host_full": "recompute"},
+        ),
         (["--reserved-decode-tokens", 0], {"reserved_decode_tokens": 0}),
         (["--step-time", 0.5, "--open-loop"], {"step_time_s": 0.5, "concurrency": None}),
         (["--dtype", "fp8"], {"dtype": "fp8"}),
@@ -83,6 +89,33 @@ def test_every_option_reaches_the_study(
     base = ["--trace", trace, "--dcp-sizes", 1, "--budgets", 0.01, "--page-size", 4]
     found = json.loads(run("retraction", *base, *words, "--json").out)
     assert found["rows"] == expected.to_dict("records")
+
+
+def test_a_bounded_host_is_named_in_the_text_with_what_it_declined(run: Run, trace: Path) -> None:
+    words = ["retraction", "--trace", trace, *NODE, "--dcp-sizes", 1]
+    assert "declined_backups" not in run(*words).out
+    ended = run(*words, "--host-gib", 0).out
+    assert "backup to 0 GiB of host, else abort\n" in ended
+    assert "declined_backups  recomputed_tokens  label" in ended
+    again = json.loads(run(*words, "--host-gib", 0, "--host-full", "recompute", "--json").out)
+    assert [again["parameters"][name] for name in ("host_gib", "host_full")] == [0.0, "recompute"]
+    row = again["rows"][0]
+    assert row["declined_backups"] == row["retractions"] > 0
+    assert row["recomputed_tokens"] > 0
+    assert row["aborted"] == row["backup_gib"] == 0
+
+
+@pytest.mark.parametrize("amount", ["-1", "nan", "inf", "much"])
+def test_host_memory_is_an_amount(amount: str, run: Run) -> None:
+    done = run("retraction", f"--host-gib={amount}")
+    assert done.code == 2
+    assert f"argument --host-gib: must be one number of at least 0: got '{amount}'" in done.err
+
+
+def test_a_full_host_aborts_or_recomputes_and_nothing_else(run: Run) -> None:
+    done = run("retraction", "--host-full", "wait")
+    assert done.code == 2
+    assert "argument --host-full: invalid choice: 'wait'" in done.err
 
 
 def test_budgets_are_the_studys_for_the_shipped_workload_and_suggested_for_others(

@@ -17,7 +17,7 @@ from kvlab.engine.workload import (
 )
 from kvlab.errors import CapacityError, StudyError
 from kvlab.lab.retraction import COLUMNS, GIB, RetractionStudy, suggest_budgets, with_restore
-from tests.lab.support import MODEL, PAGE, SMALL, TOKEN, pages, study
+from tests.lab.support import MODEL, PAGE, SMALL, TOKEN, lines, pages, study
 
 
 @pytest.mark.parametrize("restore", ["backup", "recompute"])
@@ -42,6 +42,38 @@ def test_the_counts_are_those_of_a_node_that_steps_on_real_pools(
         for name in ("finished", "forwards", "decode_tokens", "recomputed_tokens", "peak_pages"):
             assert line[name] == getattr(done, name)
         assert line["peak_host_gib"] == done.peak_host_tokens * config.token_bytes / GIB
+
+
+@pytest.mark.parametrize("interval", [None, 3])
+def test_a_full_host_counts_as_on_a_node_that_steps_on_real_pools(interval: int | None) -> None:
+    host = 30 * TOKEN / GIB
+    rules: dict[str, Any] = {"dcp_sizes": (1, 2), "force_retract_interval": interval}
+    made = study(host_gib=host, host_full="recompute", **rules)
+    table = made.run(jobs=1)
+    assert (table["aborted"] == 0).all()
+    assert table["declined_backups"].sum() > 0
+    for line, (c, budget) in zip(lines(table), made.points(), strict=True):
+        config = made.config(c, budget)
+        assert config.host_capacity_tokens == 30
+        done = StepNode(config).run(SMALL).counters
+        assert line.declined_backups == done.declined_backups
+        assert line.recomputed_tokens == done.recomputed_tokens
+        assert line.resumed == done.resumed_requests
+        assert line.retractions == done.retracted_requests
+        assert (line.recomputed_tokens > 0) == (line.declined_backups > 0)
+        assert line.peak_host_gib <= host
+    aborting = study(host_gib=host, **rules).run(jobs=1)
+    assert (aborting["aborted"] == aborting["declined_backups"]).all()
+    assert (aborting["recomputed_tokens"] == 0).all()
+    assert aborting["aborted"].sum() > 0
+
+
+def test_a_host_with_room_for_the_peak_declines_nothing() -> None:
+    free = study(force_retract_interval=5).run(jobs=1)
+    assert free["peak_host_gib"].max() > 0
+    peak = float(free["peak_host_gib"].max())
+    bounded = study(force_retract_interval=5, host_gib=peak).run(jobs=1)
+    pd.testing.assert_frame_equal(free, bounded)
 
 
 @given(
@@ -161,6 +193,10 @@ def test_the_parameters_are_plain_and_name_the_requests() -> None:
     assert found["digest"] == SMALL.fingerprint
     assert found["restore"] == "backup"
     assert with_restore(study(), "recompute").parameters()["restore"] == "recompute"
+    # Without a bound the host decides nothing.
+    assert found.keys().isdisjoint({"host_gib", "host_full"})
+    bounded = study(host_gib=0.5).parameters()
+    assert (bounded["host_gib"], bounded["host_full"]) == (0.5, "abort")
 
 
 @pytest.mark.parametrize(
@@ -178,6 +214,13 @@ def test_the_parameters_are_plain_and_name_the_requests() -> None:
         ({"dtype": "int3"}, CapacityError, r"a row is stored in one of .*got dtype 'int3'"),
         ({"concurrency": 0}, StudyError, r"concurrency must be an int of at least 1: got 0"),
         ({"restore": "pray"}, StudyError, r"restore must be one of backup, recompute: got 'pray'"),
+        ({"host_full": "pray"}, StudyError, r"host_full must be one of abort, recompute: got"),
+        (
+            {"host_gib": -0.5},
+            StudyError,
+            r"host_gib lies in \[0, 8589934592\), .*: got -0\.5; None",
+        ),
+        ({"host_gib": float("nan")}, StudyError, r"host_gib lies in .*ranks together: got nan"),
         ({"step_time_s": 0.0}, StudyError, r"step_time_s must be a finite time above 0"),
     ],
 )

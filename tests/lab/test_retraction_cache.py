@@ -106,6 +106,8 @@ OTHER = generate_closed_loop(40, LENGTHS, seed=2)
         {"concurrency": 11},
         {"concurrency": None},
         {"restore": "recompute"},
+        {"host_gib": 0.0},
+        {"host_full": "recompute"},
         {"reserved_decode_tokens": 3},
         {"step_time_s": 0.5},
         {"force_retract_interval": 3},

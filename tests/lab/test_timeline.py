@@ -30,6 +30,7 @@ def runs(draw: st.DrawFn) -> tuple[NodeConfig, RunResult]:
         admission="reserved" if restore == "backup" else "new_token_ratio",
         force_retract_interval=draw(st.none() | st.integers(1, 5)),
         host_capacity_tokens=draw(st.none() | st.integers(0, 60)),
+        host_full=draw(st.sampled_from(["abort", "recompute"])),
         step_time_s=1.0,
     )
     return config, EventNode(config).run(requests, record=True)
@@ -58,14 +59,45 @@ def test_a_request_is_in_one_state_at_a_time_from_its_arrival_to_its_end(
 
 
 @given(runs())
-def test_each_retraction_ends_one_stay_and_names_what_was_backed_up(
+def test_each_retraction_ends_one_stay_and_names_what_was_given_back(
     run: tuple[NodeConfig, RunResult],
 ) -> None:
     config, result = run
     gone = retracted_runs(intervals(result.events), LAYOUT)
     assert len(gone) == result.counters.retracted_requests
-    if config.restore == "backup":
+    if config.restore == "backup" and not result.counters.declined_backups:
         assert gone["positions"].sum() == result.counters.backed_up_tokens
+
+
+@given(runs())
+def test_who_is_prefilled_again_waits_and_who_resumes_was_on_the_host(
+    run: tuple[NodeConfig, RunResult],
+) -> None:
+    table = intervals(run[1].events)
+    away = table[table["left_by"].isin(["admit", "resume"])]
+    host = away["state"] == "retracted"
+    assert (host == (away["left_by"] == "resume")).all()
+    assert away.loc[host, "first_tokens"].sum() == run[1].counters.restored_tokens
+    assert (away.loc[~host, "state"] == "waiting").all()
+    assert (away.loc[~host, ["first_tokens", "last_tokens"]] == 0).all(axis=None)
+
+
+def test_a_run_that_mixes_both_ways_back_is_drawn_with_each_where_it_was() -> None:
+    config = NodeConfig(
+        DcpLayout(1, 1, 16),
+        reserved_decode_tokens=0,
+        clip_max_new_tokens=1,
+        host_capacity_tokens=3,
+        host_full="recompute",
+    )
+    run = EventNode(config).run([Request(rid, 0.0, 1, 5) for rid in range(6)], record=True)
+    table = intervals(run.events)
+    away = table[(table["begin"] > 0) & (table["state"] != "running")]
+    assert away[["rid", "state", "begin", "end"]].to_numpy().tolist() == [
+        [3, "waiting", 3, 4],
+        [4, "waiting", 2, 4],
+        [5, "retracted", 1, 4],
+    ]
 
 
 @given(runs())
