@@ -19,11 +19,15 @@ from kvlab.ops.localize import (
 )
 from kvlab.ops.merge import merge_partials, merge_stacked
 from kvlab.ops.rows import as_words, gather_rows, scatter_rows
+from kvlab.ops.spec import OpSpec
+from kvlab.ops.specs import SPECS
 from kvlab.ops.write import set_mla_kv_buffer
 
 __all__ = [
+    "SPECS",
     "Backend",
     "CheckFlag",
+    "OpSpec",
     "OpsStatus",
     "as_words",
     "choose",
