@@ -6,6 +6,7 @@ are overwritten, so a row that was not restored, or restored to the wrong place,
 right by luck.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -13,7 +14,14 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool, back_up_ranks, restore_ranks
+from kvlab.memory import (
+    HostArena,
+    KvBackup,
+    Lane,
+    MLATokenToKVPool,
+    back_up_ranks,
+    restore_ranks,
+)
 
 # A fingerprint is stored in float32, where integers are exact below this.
 _EXACT = 2**24
@@ -52,6 +60,8 @@ class FingerprintCells:
         layout: the two index spaces.
         layers: layers of the pools (each carries its own number in the fingerprint).
         host_bytes: host memory for the backups of each rank; None means no bound.
+        lane: makes the lane of each rank's copies; None: the pool's own choice.
+        wait: whether a backup has ended when ``back_up`` returns.
 
     Errors: PoolError from ``check`` with the first wrong row: rank, row, found, expected.
     """
@@ -63,8 +73,11 @@ class FingerprintCells:
         layers: int = 1,
         device: str | torch.device = "cpu",
         host_bytes: int | None = None,
+        lane: Callable[[], Lane] | None = None,
+        wait: bool = True,
     ) -> None:
-        self.layout = layout
+        self.layout, self.wait = layout, wait
+        pinned = torch.device(device).type == "cuda"
         self.pools = [
             MLATokenToKVPool(
                 layout,
@@ -74,7 +87,8 @@ class FingerprintCells:
                 qk_rope_head_dim=1,
                 dtype=torch.float32,
                 device=device,
-                host=HostArena(host_bytes, grain=_GRAIN),
+                host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
+                lane=None if lane is None else lane(),
             )
             for rank in range(layout.dcp_size)
         ]
@@ -97,7 +111,7 @@ class FingerprintCells:
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """One backup a rank. If one fails, those made before it are discarded again."""
-        return back_up_ranks(self.pools, slots)
+        return back_up_ranks(self.pools, slots, wait=self.wait)
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
         """All ranks are checked before the first one writes; after an error it can be repeated."""
@@ -106,7 +120,7 @@ class FingerprintCells:
     def release(self, rid: int, slots: WidenedSlots) -> None:
         """Overwrite the rows, so that nothing can be read from them later."""
         for pool in self.pools:
-            pool.buffer[:, pool.resolve(slots).ids] = _FREED
+            pool.fill(pool.resolve(slots), _FREED)
 
     def check(self, rid: int, slots: WidenedSlots) -> None:
         """Every position's row is on its owner and names this request and position."""

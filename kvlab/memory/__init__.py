@@ -7,6 +7,7 @@ from kvlab.memory.capacity import PoolPlan, plan_pool
 from kvlab.memory.geometry import ModelGeometry, geometry, load_geometries
 from kvlab.memory.host import HostArena
 from kvlab.memory.hybrid import HybridLinearKVPool
+from kvlab.memory.lanes import CudaLane, DeferredLane, ImmediateLane, Lane, StagedLane
 from kvlab.memory.mla_pool import MLATokenToKVPool
 from kvlab.memory.published import load_published
 from kvlab.memory.replicated import ReplicatedKVPool
@@ -15,9 +16,13 @@ from kvlab.memory.state_pool import StatePool
 from kvlab.memory.unified import PageTable, UnifiedKVPool
 
 __all__ = [
+    "CudaLane",
+    "DeferredLane",
     "HostArena",
     "HybridLinearKVPool",
+    "ImmediateLane",
     "KvBackup",
+    "Lane",
     "MLATokenToKVPool",
     "ModelGeometry",
     "PageTable",
@@ -25,6 +30,7 @@ __all__ = [
     "PoolPlan",
     "ReplicatedKVPool",
     "ReqToTokenPool",
+    "StagedLane",
     "StateBackup",
     "StatePool",
     "UnifiedKVPool",

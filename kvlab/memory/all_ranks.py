@@ -12,6 +12,7 @@ from dataclasses import replace
 from kvlab.errors import BackupError
 from kvlab.index import PhysicalRows, WidenedSlots
 from kvlab.memory.backup import KvBackup
+from kvlab.memory.flight import Flight
 from kvlab.memory.mla_pool import MLATokenToKVPool
 from kvlab.memory.state_pool import StatePool
 
@@ -21,10 +22,13 @@ def back_up_ranks(
     slots: WidenedSlots | PhysicalRows,
     states: StatePool | None = None,
     state_slot: int | None = None,
+    wait: bool = True,
 ) -> list[KvBackup]:
     """One backup a pool; the first carries the state, if a slot of ``states`` is named.
 
-    No pool is changed. Errors: as the pools' own ``get_cpu_copy``; then no host memory is held.
+    The ranks' copies run side by side where their lanes do; ``wait=False`` returns while they are
+    in flight (the state, which is small, has been copied). No pool is changed. Errors: as the
+    pools' own ``get_cpu_copy``; then no host memory is held.
     """
     state = None
     if states is not None and state_slot is not None:
@@ -32,10 +36,13 @@ def back_up_ranks(
     made: list[KvBackup] = []
     try:
         for pool in pools:
-            made.append(pool.get_cpu_copy(slots))
+            made.append(pool.get_cpu_copy(_rows(pool, slots, wait), wait=False))
+        for backup in made if wait else []:  # begun on every rank before any is waited for
+            backup.wait()
     except BaseException:
         for backup in made:
-            backup.discard()
+            if not backup.spent:  # one that was lost has given its memory back
+                backup.discard()
         raise
     return [replace(backup, state=None if i else state) for i, backup in enumerate(made)]
 
@@ -46,11 +53,17 @@ def restore_ranks(
     slots: WidenedSlots | PhysicalRows,
     states: StatePool | None = None,
     state_slot: int | None = None,
+    wait: bool = True,
 ) -> None:
     """Write each pool's backup into newly allocated slots, and the state into its slot.
 
+    With ``wait=False`` the rows are in flight when this returns, and each backup is consumed when
+    its own rows have landed (``wait()`` of each says how).
+
     Errors: BackupError when state was backed up and no slot is named, or the other way round, and
-    as the pools' own ``load_cpu_copy``; then nothing was written.
+    as the pools' own ``load_cpu_copy``; then nothing was written. On a lane that verifies while it
+    writes: BackupError for a changed host copy, after the new rows were written and before any
+    backup was consumed.
     """
     if len(backups) != len(pools) or not backups:
         raise BackupError(
@@ -70,9 +83,24 @@ def restore_ranks(
         pool.check_load(replace(backup, state=None), slots)
         for pool, backup in zip(pools, backups, strict=True)
     ]
-    for pool, backup, places in zip(pools, backups, rows, strict=True):
-        pool.write_rows(backup, places)
+    flights: list[Flight] = []
+    try:
+        for pool, backup, places in zip(pools, backups, rows, strict=True):
+            flights.append(pool.write_rows(backup, places))
+        for flight in flights if wait else []:
+            flight.wait()
+    except BaseException:
+        for flight in flights:  # nothing is written behind the back of who tries again
+            flight.settle()
+        raise
     if states is not None and state is not None and state_slot is not None:
         states.load_cpu_copy(state, state_slot)
-    for backup in backups:
-        backup.close("restored")
+    for backup, flight in zip(backups, flights, strict=True):
+        backup.begin_restore(flight)
+
+
+def _rows(
+    pool: MLATokenToKVPool, slots: WidenedSlots | PhysicalRows, wait: bool
+) -> WidenedSlots | PhysicalRows:
+    """Who waits anyway gets the rows of ids in any order, as from ``get_cpu_copy`` itself."""
+    return pool.resolve(slots) if wait and isinstance(slots, WidenedSlots) else slots

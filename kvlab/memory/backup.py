@@ -6,13 +6,15 @@ refuse every place it does not belong to *before* a byte is written.
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from kvlab.errors import BackupError
-from kvlab.index import DcpLayout, PhysicalRows
+from kvlab.index import DcpLayout
+from kvlab.memory.flight import Flight
 from kvlab.memory.host import HostArena
-from kvlab.memory.rows import checksum, gather_rows
+from kvlab.memory.rows import checksum
+
+_DISCARDED = "discarded"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +46,7 @@ class StateBackup:
         return "-".join(checksum(part, 1) for part in flat)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class KvBackup:
     """Rows of one rank for positions ``start .. start+positions-1``.
 
@@ -53,6 +55,9 @@ class KvBackup:
     ``source`` int64 ``(rows,)`` which of them, counted from ``start``; ``kv`` ``(layers, rows,
     elements)`` on the host, in the pool's storage dtype; ``checksum`` of kv, taken in blocks of
     ``page_size``; ``state`` of a hybrid pool.
+
+    Made with ``wait=False`` it is *in flight*: its bytes are on their way, and ``kv`` holds them
+    after ``wait()``. Everything else here that needs them waits by itself.
     """
 
     layout: DcpLayout
@@ -61,14 +66,15 @@ class KvBackup:
     row_format: str
     start: int
     positions: int
-    source: Tensor = field(repr=False)
-    kv: Tensor = field(repr=False)
-    checksum: str
+    source: Tensor
+    kv: Tensor
     page_size: int
-    state: StateBackup | None = field(default=None, repr=False)
-    _arena: HostArena | None = field(default=None, repr=False)
-    _block: Tensor | None = field(default=None, repr=False)
-    _spent: list[str] = field(default_factory=list, repr=False)
+    state: StateBackup | None = None
+    # Shared by the copies that dataclasses.replace makes: there is one block and one host copy.
+    _arena: HostArena | None = None
+    _block: Tensor | None = None
+    _spent: list[str] = field(default_factory=list)
+    _flights: list[Flight] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -81,21 +87,88 @@ class KvBackup:
         return self.kv.numel() * self.kv.element_size()
 
     @property
+    def checksum(self) -> str:
+        """Of the bytes that were backed up; waits for them. Errors: as ``wait``."""
+        self._wait_made()
+        return self._flights[0].wait()
+
+    @property
     def spent(self) -> bool:
-        """Whether it was restored or discarded; its host memory may hold another backup now."""
+        """Whether it was restored, discarded or lost; its host memory may hold another backup."""
         return bool(self._spent)
 
+    @property
+    def done(self) -> bool:
+        """Whether no copy from or to the host memory is in flight. Never waits."""
+        return all(flight.done for flight in self._flights)
+
+    def wait(self) -> None:
+        """Wait until nothing of it is in flight: the backup, and its restore if one was begun.
+
+        Waits for these copies alone, and can be called again. A restore that ends well consumes
+        the backup. Errors: what the copy met: IndexSpaceError for ids that were no run of this
+        layout (the backup is lost, its host memory given back), BackupError for restored bytes of
+        another checksum (the backup can be discarded); BackupError for a discarded one.
+        """
+        if self._spent == [_DISCARDED]:
+            self.require_unspent()
+        self._wait_made()
+        if len(self._flights) > 1:
+            try:
+                self._flights[1].wait()
+            except Exception:
+                self._flights.pop()
+                raise
+            if not self._spent:
+                self.close("restored")
+
+    def settle(self) -> bool:
+        """Consume the backup if its restore has ended well; True when nothing is awaited of it.
+
+        Never waits and never raises: a restore that failed stays for ``wait``.
+        """
+        if self._spent or len(self._flights) == 1:
+            return True
+        restore = self._flights[1]
+        if restore.done:
+            restore.settle()
+            if restore.error is None:
+                self.close("restored")
+        return self.spent
+
+    @property
+    def failed(self) -> bool:
+        """Whether its restore met an error that nobody has waited for yet."""
+        return any(flight.error is not None for flight in self._flights[1:])
+
+    def begin_restore(self, flight: Flight) -> None:
+        """Take note that its bytes are being written (for the pool that does so). While that is
+        in flight the arena asks now and then whether the block comes back."""
+        self._flights.append(flight)
+        if not self.settle() and self._arena is not None:
+            self._arena.expect(self)
+
     def require_unspent(self) -> None:
-        """Errors: BackupError when the backup was restored or discarded before."""
+        """Errors: BackupError when the backup was restored, discarded or lost before."""
         if self._spent:
             raise BackupError(
                 f"a backup is consumed once: this one ({self.positions} positions of rank "
                 f"{self.rank}) was {self._spent[0]}; back the request up again"
             )
 
+    def require_here(self) -> None:
+        """Errors: BackupError when the backup is spent, or its restore in flight."""
+        self.require_unspent()
+        if len(self._flights) > 1:
+            raise BackupError(
+                f"a backup is restored once at a time: a restore of this one ({self.positions} "
+                f"positions of rank {self.rank}) is in flight; call wait() first"
+            )
+
     def verify(self) -> None:
         """Errors: BackupError when the host copy no longer has the checksum it was made with."""
         self.require_unspent()
+        self._wait_made()
         found = checksum(self.kv, self.page_size)
         if found != self.checksum:
             raise BackupError(
@@ -105,125 +178,34 @@ class KvBackup:
             )
 
     def discard(self) -> None:
-        """Give the host memory back without restoring. Errors: BackupError when spent."""
+        """Give the host memory back without restoring, once nothing is in flight (waits for that).
+
+        Errors: BackupError when spent."""
         self.require_unspent()
-        self.close("discarded")
+        self.close(_DISCARDED)
 
     def close(self, why: str) -> None:
-        """Mark as spent and give the host memory back (for the pool that restored it)."""
+        """Mark as spent and give the host memory back (for the pool that restored it).
+
+        Not before the copies have ended: the block's next owner would find their bytes in it."""
+        for flight in self._flights:
+            flight.ended.wait()
         self._spent.append(why)
         if self._arena is not None and self._block is not None:
             self._arena.give(self._block)
 
+    def _wait_made(self) -> None:
+        try:
+            self._flights[0].wait()
+        except Exception:
+            if not self._spent:
+                self.close("lost on its way to the host")
+            raise
 
-def require_fits(
-    backup: KvBackup,
-    rows: PhysicalRows,
-    *,
-    layout: DcpLayout,
-    rank: int,
-    space: str,
-    row_format: str,
-) -> None:
-    """Raise BackupError unless the backup belongs to this pool and exactly these positions."""
-    backup.require_unspent()
-    for what, has, want, instead in (
-        ("layout", backup.layout, layout, "restore it into a pool of its own layout"),
-        ("rank", backup.rank, rank, "each rank restores its own backup"),
-        ("space", backup.space, space, "restore it into the kind of pool it came from"),
-        ("row format", backup.row_format, row_format, "the same bytes would mean other values"),
-        ("first position", backup.start, rows.start, "pass the slots of the same positions"),
-        ("position count", backup.positions, rows.positions, "allocate as many slots as it has"),
-    ):
-        if has != want:
-            raise BackupError(
-                f"a backup is restored where it belongs: its {what} is {has}, the place's is "
-                f"{want}; {instead}; nothing was written"
-            )
-
-
-def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor, first_row: int) -> None:
-    """Raise BackupError unless backup and place have rows of the same positions, each of them one
-    row that can hold a token. A plain KV pool cannot restore a state: the hybrid pool can."""
-    if backup.state is not None:
-        raise BackupError(
-            f"rows and state of a request are restored together: the backup of {backup.positions} "
-            f"positions has a state, and this pool keeps none; restore it through the "
-            f"HybridLinearKVPool that made it; nothing was written"
+    def __repr__(self) -> str:
+        known = self._flights[0].checksum if self._flights else None
+        return (
+            f"KvBackup(layout={self.layout}, rank={self.rank}, space={self.space!r}, "
+            f"row_format={self.row_format!r}, start={self.start}, positions={self.positions}, "
+            f"checksum={'in flight' if known is None else known!r}, page_size={self.page_size})"
         )
-    place = (buffer.shape[0], len(rows), buffer.shape[2])
-    if tuple(backup.kv.shape) != place or backup.kv.dtype != buffer.dtype:
-        raise BackupError(
-            f"row counts must match on both sides: backup {tuple(backup.kv.shape)} "
-            f"{backup.kv.dtype}, place {place} {buffer.dtype} (layers, rows, elements); "
-            f"nothing was written"
-        )
-    # Equal counts are not enough: in a run out of phase each rank has as many rows of other tokens.
-    bad = torch.nonzero(backup.source != rows.source.to(backup.source.device)).flatten()
-    if len(bad):
-        at = int(bad[0])
-        raise BackupError(
-            f"a row goes back to its own position: row {at} of the backup is of position "
-            f"{backup.start + int(backup.source[at])}, of the place of position "
-            f"{backup.start + int(rows.source[at])}; new slots must have the owners of the old "
-            f"ones, as slots in page order have; nothing was written"
-        )
-    different = len(torch.unique(rows.ids))
-    if different != len(rows):
-        raise BackupError(
-            f"each position needs a row of its own: {len(rows)} rows, {different} different; "
-            f"pass newly allocated slots; nothing was written"
-        )
-    if len(rows) and int(rows.ids.min()) < first_row:
-        raise BackupError(
-            f"a row that is restored must lie past the padding page of {first_row} rows: got row "
-            f"{int(rows.ids.min())}; pass rows of slots that the allocator handed out; nothing "
-            f"was written"
-        )
-
-
-def back_up(
-    buffer: Tensor,
-    rows: PhysicalRows,
-    *,
-    layout: DcpLayout,
-    rank: int,
-    space: str,
-    row_format: str,
-    page_size: int,
-    arena: HostArena,
-) -> KvBackup:
-    """Copy localized rows of all layers into a block of the arena; ``page_size`` in rows.
-
-    Errors: BackupError when the arena is full; then nothing was taken.
-    """
-    layers, _, elements = buffer.shape
-    size = layers * len(rows) * elements * buffer.element_size()
-    block = arena.take(size)
-    if block is None:
-        raise BackupError(
-            f"a backup must fit the host arena: {size} bytes for {rows.positions} positions of "
-            f"rank {rank}, in blocks of {arena.grain}; {arena.lent_bytes} of "
-            f"{arena.capacity_bytes} bytes are lent; restore or discard backups, or raise "
-            f"capacity_bytes; nothing was changed"
-        )
-    kv = block[:size].view(buffer.dtype).view(layers, len(rows), elements)
-    try:
-        digest = gather_rows(buffer, rows.ids, kv, page_size)
-    except BaseException:
-        arena.give(block)
-        raise
-    return KvBackup(
-        layout=layout,
-        rank=rank,
-        space=space,
-        row_format=row_format,
-        start=rows.start,
-        positions=rows.positions,
-        source=rows.source,
-        kv=kv,
-        checksum=digest,
-        page_size=page_size,
-        _arena=arena,
-        _block=block,
-    )

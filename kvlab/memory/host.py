@@ -5,7 +5,9 @@ keeps the blocks that consumed backups give back and hands them to the next one.
 does not fit is declined (None), so that the caller can abort or recompute; nothing is lost.
 """
 
+import os
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +17,17 @@ from kvlab.index.layout import require_int
 
 # Blocks are whole multiples of this, so that requests of similar length fit each other's blocks.
 _GRAIN = 2 * 1024 * 1024
+
+
+class Returning(Protocol):
+    """Who has a block that comes back by itself."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it met an error that nobody knows of yet."""
+
+    def settle(self) -> bool:
+        """Give the block back if that can be done now; True when it need not be asked again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +42,7 @@ class HostArena:
     grain: int = _GRAIN
     _idle: list[Tensor] = field(default_factory=list)
     _lent: dict[int, Tensor] = field(default_factory=dict)
+    _returning: list[Returning] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         require_int("grain", self.grain, 1, "bytes that block sizes are rounded up to")
@@ -57,6 +71,7 @@ class HostArena:
         a new one fits under the bound. Errors: BackupError when the machine has no such memory.
         """
         require_int("nbytes", nbytes, 0, "bytes of one backup")
+        self._collect()
         size = max(1, -(-nbytes // self.grain)) * self.grain
         fitting = [i for i, block in enumerate(self._idle) if size <= block.numel() <= 2 * size]
         if fitting:
@@ -79,6 +94,10 @@ class HostArena:
         self._lent[block.data_ptr()] = block
         return block
 
+    def expect(self, lender: Returning) -> None:
+        """A lent block comes back when a copy has ended: asked for before blocks are lent."""
+        self._returning.append(lender)
+
     def give(self, block: Tensor) -> None:
         """Take a block back. Errors: BackupError for one that is not lent (given back twice)."""
         # The block itself, not another view of its memory: that could be shorter.
@@ -91,7 +110,11 @@ class HostArena:
 
     def audit(self) -> list[str]:
         """The broken laws: blocks are lent or idle, never both, and keep under the bound."""
+        self._collect()
         broken = []
+        failed = sum(lender.failed for lender in self._returning)
+        if failed:
+            broken.append(f"{failed} restores failed and nobody waited for them: call wait()")
         both = {b.data_ptr() for b in self._idle} & set(self._lent)
         if both:
             broken.append(f"{len(both)} host blocks are lent and idle at once")
@@ -99,3 +122,25 @@ class HostArena:
         if self.capacity_bytes is not None and total > self.capacity_bytes:
             broken.append(f"the arena holds {total} bytes, bound {self.capacity_bytes}")
         return broken
+
+    def _collect(self) -> None:
+        self._returning = [lender for lender in self._returning if not lender.settle()]
+
+
+def default_arena(buffer: Tensor) -> HostArena:
+    """The arena of a pool that is given none: no bound on the CPU. Pinned memory of a CUDA pool
+    cannot be paged out, so it is bounded: by the bytes of the pool, and a quarter of the machine's
+    memory."""
+    if buffer.device.type != "cuda":
+        return HostArena()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return HostArena(pinned_bound(buffer.numel() * buffer.element_size(), machine), pinned=True)
+
+
+def pinned_bound(pool_bytes: int, machine_bytes: int) -> int:
+    """Bytes of pinned memory that a pool takes at most unless told otherwise: at least one block.
+
+    >>> pinned_bound(pool_bytes=8 * 2**30, machine_bytes=16 * 2**30) == 4 * 2**30
+    True
+    """
+    return max(_GRAIN, min(pool_bytes, machine_bytes // 4) // _GRAIN * _GRAIN)

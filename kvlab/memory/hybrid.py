@@ -46,22 +46,28 @@ class HybridLinearKVPool:
         return self.full.get_mla_kv_buffer(self._dense_id(layer), rows)
 
     def get_cpu_copy(
-        self, slots: WidenedSlots | PhysicalRows, state_slot: int | None = None
+        self,
+        slots: WidenedSlots | PhysicalRows,
+        state_slot: int | None = None,
+        wait: bool = True,
     ) -> KvBackup:
-        """Back up a run of rows and, if named, one request's state. Changes nothing."""
-        return back_up_ranks([self.full], slots, self.state, state_slot)[0]
+        """Back up a run of rows and, if named, one request's state. Changes nothing. With
+        ``wait=False`` the rows may be in flight, see the inner pool."""
+        return back_up_ranks([self.full], slots, self.state, state_slot, wait)[0]
 
     def load_cpu_copy(
         self,
         backup: KvBackup,
         slots: WidenedSlots | PhysicalRows,
         state_slot: int | None = None,
+        wait: bool = True,
     ) -> None:
-        """Restore rows and state; both are checked before either is written.
+        """Restore rows and state; both are checked before either is written. With ``wait=False``
+        the rows may be in flight, see the inner pool.
 
         Errors: BackupError when state was backed up and no slot is named, or the other way round.
         """
-        restore_ranks([self.full], [backup], slots, self.state, state_slot)
+        restore_ranks([self.full], [backup], slots, self.state, state_slot, wait)
 
     def audit(self) -> list[str]:
         """The broken laws of both pools."""

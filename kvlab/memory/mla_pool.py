@@ -19,15 +19,15 @@ from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
 from kvlab.index.layout import require_index, require_int, require_rank
 from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
-from kvlab.memory.backup import KvBackup, back_up, require_fits, require_same_rows
 from kvlab.memory.codec import RowCodec
-from kvlab.memory.host import HostArena
+from kvlab.memory.copies import HostCopies
+from kvlab.memory.host import HostArena, default_arena
+from kvlab.memory.lanes import Lane, default_lane
 from kvlab.memory.plans import pack_rows, require_own_rows, whole_rows, write_plan
-from kvlab.memory.rows import scatter_rows
 from kvlab.ranks import require_rank_here
 
 
-class MLATokenToKVPool:
+class MLATokenToKVPool(HostCopies):
     """KV rows of one rank, all layers in one buffer ``(layers, rows, elements)``.
 
     Args:
@@ -37,9 +37,13 @@ class MLATokenToKVPool:
         kv_lora_rank, qk_rope_head_dim: elements of the two parts of a row.
         dtype: float32, bfloat16, float16, float8_e4m3fn or float8_e5m2.
         scaled: fp8 rows with a float32 scale each, see ``codec``; else fp8 is a plain cast.
-        host: arena for backups; None makes an unbounded one.
+        host: arena for backups; None makes ``default_arena``: on the CPU unbounded, on CUDA
+            pinned and bounded.
+        lane: where copies from and to the host run; None: at once on the CPU, beside the caller
+            on CUDA.
 
-    Errors: LayoutError for a bad rank or size, PoolError for a dtype that cannot be stored.
+    Errors: LayoutError for a bad rank or size, PoolError for a dtype that cannot be stored or a
+    lane of another device, BackupError for a lane whose staging memory is below a row.
     """
 
     write_loc_is_dcp_resolved: ClassVar[bool] = False
@@ -57,6 +61,7 @@ class MLATokenToKVPool:
         scaled: bool = False,
         device: str | torch.device = "cpu",
         host: HostArena | None = None,
+        lane: Lane | None = None,
     ) -> None:
         require_rank(layout.dcp_size, rank)
         require_int("layers", layers, 1, "MLA layers")
@@ -69,7 +74,9 @@ class MLATokenToKVPool:
             layers, self.rows_per_rank, self.codec.width, dtype=self.codec.stored, device=device
         )
         self.device = self.buffer.device  # with its number: "cuda" is not equal to "cuda:0"
-        self.host = host if host is not None else HostArena(pinned=self.device.type == "cuda")
+        self.host = host if host is not None else default_arena(self.buffer)
+        self.lane = lane if lane is not None else default_lane(self.device)
+        self.lane.require_pool(self.buffer)
 
     @property
     def rows_per_rank(self) -> int:
@@ -150,6 +157,7 @@ class MLATokenToKVPool:
     def get_rows(self, layer: int, rows: PhysicalRows) -> Tensor:
         """Whole rows ``(m, elements)``, latent part first; a copy. Errors: as the read of parts."""
         self._require_rows(rows)
+        self.before_read()
         return self.codec.decode(self.buffer[self._layer(layer)][rows.ids.to(self.device)])
 
     def put_rows(self, layer: int, rows: PhysicalRows, values: Tensor) -> None:
@@ -160,11 +168,13 @@ class MLATokenToKVPool:
         """
         self._require_rows(rows)
         taken = whole_rows(values, len(rows), self.codec, self.device)
+        self.before_write()
         self.buffer[self._layer(layer)][rows.ids.to(self.device)] = self.codec.encode(taken)
 
     def fill(self, rows: PhysicalRows, value: float) -> None:
         """Overwrite rows of all layers with one value, its scale 1: freed rows, and faults."""
         self._require_rows(rows)
+        self.before_write()
         self.buffer[:, rows.ids.to(self.device)] = self.codec.filled(value, self.device)
 
     def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
@@ -182,59 +192,13 @@ class MLATokenToKVPool:
         lay = self.row_layout
         to, at = localize_move(target, source, lay.dcp_size, self.row_rank, lay.interleave)
         require_targets_once(target)
+        self.before_write()
         self.buffer[:, self._move_rows(to)] = self.buffer[:, self._move_rows(at)]
-
-    def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows) -> KvBackup:
-        """Back up a run: localize once, then copy all layers in one pass.
-
-        The pool is not changed. Errors: IndexSpaceError for ids of another space, BackupError when
-        the host arena is full (nothing was taken).
-        """
-        rows = self._rows_of(slots)
-        return back_up(
-            self.buffer,
-            rows,
-            layout=self.layout,
-            rank=self.rank,
-            space=self.space,
-            row_format=self.row_format,
-            page_size=self.row_layout.page_size,
-            arena=self.host,
-        )
-
-    def load_cpu_copy(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> None:
-        """Restore a backup into newly allocated slots of the same positions; consumes it.
-
-        The new slots are localized by themselves: nothing of the old ones is used. Everything is
-        checked before the first byte is written. Errors: BackupError for a spent or changed
-        backup, another layout, rank, row format or position range, rows of the padding page, or a
-        state that this pool cannot restore; IndexSpaceError as ``get_cpu_copy``.
-        """
-        self.write_rows(backup, self.check_load(backup, slots))
-        backup.close("restored")
-
-    def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> None:
-        """Write a backup to rows that ``check_load`` gave, without consuming it."""
-        scatter_rows(self.buffer, rows.ids, backup.kv, self.row_layout.page_size)
-
-    def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
-        """The rows to write, once nothing stands against ``load_cpu_copy``; writes nothing."""
-        rows = self._rows_of(slots)
-        require_fits(
-            backup,
-            rows,
-            layout=self.layout,
-            rank=self.rank,
-            space=self.space,
-            row_format=self.row_format,
-        )
-        require_same_rows(backup, rows, self.buffer, self.row_layout.first_row)
-        backup.verify()
-        return rows
 
     def audit(self) -> list[str]:
         """The broken laws: the padding page is never written, and the arena keeps its bound."""
-        broken = self.host.audit() + self.codec.audit(self.buffer)
+        self.before_read()
+        broken = self.host.audit() + self.lane.audit() + self.codec.audit(self.buffer)
         padding = self.buffer[:, : self.row_layout.first_row]
         if bool(padding.view(torch.uint8).any()):
             broken.append(f"the padding page of rank {self.rank} was written")
@@ -267,6 +231,7 @@ class MLATokenToKVPool:
     ) -> None:
         widths = (self.kv_lora_rank, self.qk_rope_head_dim)
         packed = pack_rows(k_nope, k_rope, n, widths, elements, self.codec.taken)
+        self.before_write()
         self.buffer[self._layer(layer)][rows] = self.codec.encode(packed)
 
     def _layer(self, layer: int) -> int:
@@ -274,13 +239,6 @@ class MLATokenToKVPool:
         if not 0 <= layer < self.layers:
             raise PoolError(f"layer must lie in [0, {self.layers}): got {layer}")
         return layer
-
-    def _rows_of(self, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
-        """The rows that a backup or restore names: localized here, or localized already."""
-        if isinstance(slots, PhysicalRows):
-            self._require_rows(slots)
-            return slots.to(self.device)
-        return self.resolve(slots)
 
     def _require_rows(self, rows: PhysicalRows) -> None:
         self._require_here()

@@ -77,7 +77,7 @@ def scatter_rows(buffer: Tensor, rows: Tensor, host: Tensor, page_size: int) -> 
 
 def checksum(host: Tensor, page_size: int) -> str:
     """The checksum that ``gather_rows`` returns for these bytes ``(layers, m, e)``."""
-    step = _block_rows(page_size)
+    step = block_rows(page_size)
     sums = [
         layer[begin : begin + step].sum(dtype=torch.int64)
         for layer in _widest(host)
@@ -97,14 +97,15 @@ def whole_pages(rows: Tensor, page_size: int) -> int:
     return full if aligned and torch.equal(lines, lines[:, :1] + inside) else 0
 
 
-def _block_rows(page_size: int) -> int:
+def block_rows(page_size: int) -> int:
+    """Rows of one block, which are summed together: whole pages."""
     return max(1, _BLOCK_ROWS // page_size) * page_size
 
 
 def _plan(rows: Tensor, page_size: int) -> list[list[_Piece]]:
     """The blocks of a copy, each summed as one: its whole pages first, then single rows."""
     rows = rows.contiguous()
-    full, step = whole_pages(rows, page_size), _block_rows(page_size)
+    full, step = whole_pages(rows, page_size), block_rows(page_size)
     blocks = []
     for begin in range(0, len(rows), step):
         end = min(begin + step, len(rows))
@@ -134,6 +135,12 @@ def _widest(tensor: Tensor) -> Tensor:
 
 
 def _digest(sums: list[Tensor], host: Tensor) -> str:
-    values = torch.stack(sums).numpy().tobytes() if sums else b""
+    return digest(torch.stack(sums) if sums else torch.empty(0), host)
+
+
+def digest(sums: Tensor, host: Tensor) -> str:
+    """The checksum of ``host`` ``(layers, m, e)`` from its sums, int64, layer by layer and block by
+    block, on the CPU, wherever they were taken."""
+    values = sums.numpy().tobytes()
     shape = f"{tuple(host.shape)}{host.dtype}".encode()
     return hashlib.blake2b(values + shape, digest_size=16).hexdigest()

@@ -22,7 +22,9 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, look_up_rows
 from kvlab.index.layout import require_index, require_int
 from kvlab.index.spaces import make_rows
+from kvlab.memory.found import Found
 from kvlab.memory.host import HostArena
+from kvlab.memory.lanes import Lane
 from kvlab.memory.mla_pool import MLATokenToKVPool
 
 _EDITIONS = count(1)
@@ -161,6 +163,7 @@ class UnifiedKVPool(MLATokenToKVPool):
         scaled: bool = False,
         device: str | torch.device = "cpu",
         host: HostArena | None = None,
+        lane: Lane | None = None,
     ) -> None:
         self.table = table
         super().__init__(
@@ -173,6 +176,7 @@ class UnifiedKVPool(MLATokenToKVPool):
             scaled=scaled,
             device=device,
             host=host,
+            lane=lane,
         )
         self._applied = table.moves
 
@@ -213,6 +217,7 @@ class UnifiedKVPool(MLATokenToKVPool):
                 f"{done} of {made}, next are the moves {due}: got {moves}; nothing was copied"
             )
         size = self.layout.page_size
+        self.before_write()
         for source, target in moves:
             self.buffer[:, target * size : (target + 1) * size] = self.buffer[
                 :, source * size : (source + 1) * size
@@ -227,6 +232,10 @@ class UnifiedKVPool(MLATokenToKVPool):
     def audit(self) -> list[str]:
         """The broken laws of the pool and of the page table."""
         return [*super().audit(), *self.table.audit()]
+
+    def _rows_unwaited(self, slots: WidenedSlots) -> tuple[PhysicalRows, Found | None]:
+        # Whether a page is mapped is asked of the table: the host waits for the ids, not the rows.
+        return self.resolve(slots), None
 
     def _move_rows(self, rows: Tensor) -> Tensor:
         return look_up_rows(rows, self.table.v2p.to(self.device), self.layout.page_size)

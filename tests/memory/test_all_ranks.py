@@ -35,7 +35,7 @@ def test_rows_of_all_ranks_and_the_state_survive_an_error_in_the_middle(
             raise RuntimeError("the bus is gone")
         scatter_rows(*given)  # type: ignore[arg-type]  # the arguments as they came
 
-    monkeypatch.setattr("kvlab.memory.mla_pool.scatter_rows", failing)
+    monkeypatch.setattr("kvlab.memory.lanes.scatter_rows", failing)
     with pytest.raises(RuntimeError, match="bus"):
         restore_ranks(pools, backups, NEW, states, new)
     assert not any(backup.spent for backup in backups)

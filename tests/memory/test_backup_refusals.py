@@ -266,7 +266,7 @@ def test_a_copy_that_fails_midway_gives_its_block_back(monkeypatch: pytest.Monke
         raise RuntimeError("device lost")
 
     pools, _ = backed_up()
-    monkeypatch.setattr("kvlab.memory.backup.gather_rows", fail)
+    monkeypatch.setattr("kvlab.memory.lanes.gather_rows", fail)
     lent = pools[1].host.lent_bytes
     with pytest.raises(RuntimeError, match="device lost"):
         pools[1].get_cpu_copy(OLD)

@@ -49,6 +49,7 @@ class ModelPools:
     ) -> None:
         require_int("requests", requests, 1, "requests that may hold a state at once")
         self.shape, self.layout = shape, layout
+        pinned = torch.device(device).type == "cuda"
         self.ranks = [
             MLATokenToKVPool(
                 layout,
@@ -59,7 +60,7 @@ class ModelPools:
                 dtype=dtype,
                 scaled=dtype in (torch.float8_e4m3fn, torch.float8_e5m2),
                 device=device,
-                host=HostArena(host_bytes, grain=_GRAIN),
+                host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
             )
             for rank in range(layout.dcp_size)
         ]

@@ -1,0 +1,160 @@
+"""The works of one staged copy: its pieces, their sums, and what is looked at when it has landed.
+
+Flat row f of a copy of m rows is row ``f % m`` of layer ``f // m``, so a piece may end in one layer
+and begin in another; on the host flat rows lie one behind the other. The sums of the staged rows,
+taken on the device, give the checksum that ``rows.checksum`` takes on the host.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvlab import ops
+from kvlab.errors import BackupError
+from kvlab.memory.found import Found
+from kvlab.memory.rows import block_rows, digest
+from kvlab.memory.streams import Work
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """Flat rows ``begin .. end-1``, staged in ``stage`` ``(end-begin, e)``; ``halves``: 2 where
+    staging was cut in two, else 1."""
+
+    begin: int
+    end: int
+    stage: Tensor
+    halves: int
+
+
+def pieces(kv: Tensor, staging: Tensor) -> Iterator[Piece]:
+    """Cut ``kv`` ``(layers, m, e)`` into what fits ``staging`` ``(s, e)``, s >= 1: one piece, or
+    halves in turn, or (s = 1) row by row."""
+    total, room = kv.shape[0] * kv.shape[1], len(staging)
+    halves = 1 if total <= room or room == 1 else 2
+    size = room // halves
+    for number, begin in enumerate(range(0, total, size)):
+        end, at = min(begin + size, total), number % halves * size
+        yield Piece(begin, end, staging[at : at + end - begin], halves)
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One copy of ``rows`` of ``buffer`` from or to ``kv``; its works never raise.
+
+    Works run in the order in which a lane queues them. After the first that fails the others do
+    nothing, and ``checksum`` raises what it raised.
+    """
+
+    buffer: Tensor
+    rows: Tensor
+    kv: Tensor
+    page_size: int
+    found: Found | None = None
+    error: Exception | None = None
+    _sums: list[Tensor] = field(default_factory=list)
+    _told: list[Tensor] = field(default_factory=list)
+    _flat: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._flat = self.kv.view(-1, self.kv.shape[2])
+
+    def prepare(self) -> Work:
+        """Clear the sums, int64 ``(layers, blocks)`` on the device."""
+        return self._guarded(self._prepare)
+
+    def gather(self, piece: Piece) -> Work:
+        """Rows to staging, summed."""
+        return self._guarded(
+            lambda: ops.gather_rows(
+                self.buffer,
+                self.rows,
+                piece.stage,
+                piece.begin,
+                piece.end,
+                sums=self._sums[0],
+                block_rows=block_rows(self.page_size),
+                page_size=self.page_size,
+            )
+        )
+
+    def scatter(self, piece: Piece) -> Work:
+        """Staging to rows, summed."""
+        return self._guarded(
+            lambda: ops.scatter_rows(
+                self.buffer,
+                self.rows,
+                piece.stage,
+                piece.begin,
+                piece.end,
+                sums=self._sums[0],
+                block_rows=block_rows(self.page_size),
+                page_size=self.page_size,
+            )
+        )
+
+    def to_host(self, piece: Piece) -> Work:
+        """Staging to the host, one contiguous copy."""
+        return self._guarded(
+            lambda: _copy(self._flat[piece.begin : piece.end], piece.stage),
+        )
+
+    def to_device(self, piece: Piece) -> Work:
+        """The host to staging, one contiguous copy."""
+        return self._guarded(
+            lambda: _copy(piece.stage, self._flat[piece.begin : piece.end]),
+        )
+
+    def report(self) -> Work:
+        """Sums and flag to the host: a few bytes, so that landing needs no stream."""
+        return self._guarded(self._report)
+
+    def checksum(self) -> str:
+        """Of the bytes that moved, once they have. Errors: that of a work, or what the flag of
+        the rows tells."""
+        if self.error is not None:
+            raise self.error
+        sums, *flag = self._told
+        if self.found is not None:
+            self.found.require(int(flag[0]))
+        return digest(sums, self.kv)
+
+    def verified(self, want: str) -> str:
+        """The checksum of bytes that were written. Errors: BackupError for another one."""
+        seen = self.checksum()
+        if seen != want:
+            raise BackupError(
+                f"the host copy changed since it was made: checksum {seen}, expected {want} "
+                f"({self.kv.shape[1]} rows); it was written to the new rows, which hold no "
+                f"request: free their slots, discard the backup, recompute the request"
+            )
+        return seen
+
+    def _prepare(self) -> None:
+        step = block_rows(self.page_size)
+        shape = (self.kv.shape[0], -(-self.kv.shape[1] // step))
+        self._sums.append(torch.zeros(shape, dtype=torch.int64, device=self.buffer.device))
+
+    def _report(self) -> None:
+        told = [self._sums[0]] + ([] if self.found is None else [self.found.flag_value])
+        for device in told:
+            pin = device.device.type == "cuda"
+            host = torch.empty(device.shape, dtype=device.dtype, pin_memory=pin)
+            _copy(host, device)
+            self._told.append(host)
+
+    def _guarded(self, work: Work) -> Work:
+        def run() -> None:
+            if self.error is None:
+                try:
+                    work()
+                except Exception as error:
+                    self.error = error
+
+        return run
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
