@@ -2,14 +2,14 @@
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
-from kvlab.errors import KvlabError, StudyError
+from kvlab.errors import KvlabError
+from kvlab.lab.bench.place import open_place
+from kvlab.lab.bench.record import place_of_file, record_path, write_frame
 from kvlab.lab.bench.run import PARTS, conditions, run_bench
 from kvlab.lab.bench.table import as_document, as_frame, as_text
 
@@ -24,15 +24,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given.threads is not None:
             torch.set_num_threads(given.threads)
-        where = conditions(given.repeat)
-        parts = given.only or list(PARTS)
-        rows = run_bench(parts, quick=given.quick, runs=given.repeat, progress=_tell)
-        if given.csv is not None:
-            _write(as_frame(rows, where).to_csv(index=False, lineterminator="\n"), given.csv)
+        place = open_place(given.device)
+        out = given.csv
+        if out is None and given.record and not given.quick and not given.only:
+            out = record_path(place)
+        where = conditions(given.repeat, place)
+        found = run_bench(
+            given.only, place=place, quick=given.quick, runs=given.repeat, progress=_tell
+        )
         if given.json:
-            print(json.dumps(as_document(rows, where), indent=1, allow_nan=False))
+            document = as_document(found.rows, where, found.left_out)
+            print(json.dumps(document, indent=1, allow_nan=False))
         else:
-            print(as_text(rows, where))
+            print(as_text(found.rows, where, found.left_out))
+        if out is not None:
+            write_frame(as_frame(found.rows, where), out, keep=given.keep)
+            _tell(f"written: {out.name}")
     except KvlabError as error:
         print(f"kvlab bench: {error}", file=sys.stderr)
         return 1
@@ -48,8 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m kvlab.lab.bench",
         description="Time kvlab beside its baselines, in turns, and print the ratios.",
-        epilog="The copies take 8 GB of memory and the whole some five minutes; --quick takes "
-        "little of either, and its ratios are not those of the aims.",
+        epilog="The whole takes some ten minutes and up to three quarters of the memory; what "
+        "would take more is left out. --quick takes little of either, and its ratios are not "
+        "those of the aims.",
     )
     parser.add_argument("--quick", action="store_true", help="small sizes, under 20 seconds")
     parser.add_argument(
@@ -65,7 +73,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--threads", type=_whole, metavar="N", help="threads of torch; else what torch takes"
     )
-    parser.add_argument("--csv", type=_place, metavar="OUT", help="write the rows to a file")
+    parser.add_argument(
+        "--device", default="cpu", metavar="DEVICE", help="cpu (default), cuda or cuda:N"
+    )
+    parser.add_argument("--csv", type=place_of_file, metavar="OUT", help="write the rows to a file")
+    parser.add_argument(
+        "--record",
+        action="store_true",
+        help="write data/runs/bench-<device>.csv, unless --quick or --only makes less of it",
+    )
+    parser.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the lines that the file has of another number of threads",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser
 
@@ -74,30 +95,6 @@ def _whole(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: got {text!r}")
     return int(text)
-
-
-def _place(text: str) -> Path:
-    """Where a file can be made; refused before minutes are spent."""
-    path = Path(text)
-    if not text or path.is_dir() or not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(
-            f"OUT is a file in a folder that exists: got {text!r}; make the folder first"
-        )
-    return path
-
-
-def _write(text: str, place: Path) -> None:
-    """Whole or not at all: written beside its place, then put there."""
-    part = place.with_name(f".{place.name}-{os.getpid()}.part")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.replace(place)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise StudyError(
-            f"the rows are written to a file that can be made: {str(place)!r} gives "
-            f"{error.strerror}; name another file with --csv"
-        ) from None
 
 
 def _tell(what: str) -> None:

@@ -1,4 +1,4 @@
-"""Backup and restore: all layers of one rank, against upstream's loop and against a memory copy.
+"""Backup and restore on a CPU: what decides the time of upstream's loop, and what ours adds.
 
 What is equal for both: the rows lie on pages in random order, the host holds a queue of retracted
 requests, and giving memory back is not timed. What differs is the point: ours lands in a block of
@@ -6,11 +6,10 @@ the arena that an earlier backup has used, upstream's chunks wherever the C libr
 decides its time, so upstream is timed three times: into fresh memory (free memory was given back to
 the system before, so every page faults, as in the first retractions of a process), its results kept
 in a queue as a server keeps them, and dropped at once; and ours once more into a new arena. The
-memory copy moves the same number of bytes, in one piece, into memory that was written before.
+memory copy moves the same number of bytes, in one piece, into memory that was written before. How
+both grow with layers, tokens and ranks, on any device, is in ``requests``.
 """
 
-import ctypes
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.bench import upstream
 from kvlab.lab.bench.clock import Contender, take_turns
-from kvlab.lab.bench.rows import Aim, Row, compare
+from kvlab.lab.bench.place import Place, give_memory_back
+from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare
 from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool
 from kvlab.memory import rows as row_copies
 
@@ -213,10 +213,21 @@ def rows_of(case: CopyCase) -> list[Row]:
     """Time one case. Errors: StudyError when two contenders copy different rows."""
     bench = CopyBench(case)
     require_equal(bench)
+    facts = {
+        op: Facts(
+            op,
+            "torch",
+            layers=case.layers,
+            tokens=case.rows * case.dcp_size,
+            dcp_size=case.dcp_size,
+            bytes=case.request_bytes,
+        )
+        for op in ("backup", "restore")
+    }
     timing = take_turns(bench.backups(), case.repetitions, case.queue + 1)
     aim, near = (BACKUP_AIM, MEMORY_AIM) if case.aimed else (None, None)
     found = [
-        compare(PART, case.name, timing, ours, baseline, held)
+        compare(PART, case.name, timing, ours, baseline, held, "", facts["backup"], MEMORY)
         for ours, baseline, held in (
             (OURS, FRESH, aim),
             (OURS, QUEUED, aim),
@@ -229,7 +240,7 @@ def rows_of(case: CopyCase) -> list[Row]:
     timing = take_turns(bench.restores(), case.repetitions, 2)
     aim = RESTORE_AIM if case.aimed else None
     return found + [
-        compare(PART, case.name, timing, ours, baseline, held)
+        compare(PART, case.name, timing, ours, baseline, held, "", facts["restore"], MEMORY)
         for ours, baseline, held in (
             (RESTORE, BACK, aim),
             (RESTORE, MEMORY, None),
@@ -238,21 +249,11 @@ def rows_of(case: CopyCase) -> list[Row]:
     ]
 
 
-def measure(quick: bool) -> Iterator[list[Row]]:
-    """The rows of each case. Errors: StudyError when this machine has too little memory."""
-    for case in QUICK if quick else FULL:
-        require_memory(case, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-        yield rows_of(case)
-
-
-def require_memory(case: CopyCase, machine_bytes: int) -> None:
-    """Errors: StudyError when the case takes more than three quarters of the machine."""
-    if case.needed_bytes > machine_bytes * 3 // 4:
-        raise StudyError(
-            f"a timing must not swap: {case.name} takes {case.needed_bytes / 2**30:.1f} GiB, this "
-            f"machine has {machine_bytes / 2**30:.1f}, of which three quarters may be used; run "
-            f"with --quick, or leave it out with --only localize --only scheduler"
-        )
+def measure(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
+    """The rows of each case, on a CPU; nothing elsewhere."""
+    for case in (QUICK if quick else FULL) if place.on_cpu else ():
+        why = place.lacks(case.needed_bytes, 0)
+        yield rows_of(case) if why is None else LeftOut(PART, case.name, why)
 
 
 def require_equal(bench: CopyBench) -> None:
@@ -277,12 +278,6 @@ def require_equal(bench: CopyBench) -> None:
             f"what is timed must be right: ours and upstream's loop copy different rows "
             f"({bench.case.name}); do not trust this benchmark"
         )
-
-
-def give_memory_back() -> bool:
-    """Have the C library give its free memory to the system; False where it cannot (no glibc)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim is not None and trim(0) >= 0
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -21,7 +21,8 @@ from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_int
 from kvlab.lab.bench.clock import Contender, take_turns
-from kvlab.lab.bench.rows import Aim, Row, compare
+from kvlab.lab.bench.place import Place
+from kvlab.lab.bench.rows import Aim, LeftOut, Row, compare
 from kvlab.memory import PagedTokenToKVPoolAllocator
 
 PART = "decode"
@@ -154,7 +155,7 @@ def require_equal(case: DecodeCase, logits: dict[str, Tensor]) -> None:
             )
 
 
-def measure(quick: bool) -> Iterator[list[Row]]:
+def measure(quick: bool, _: Place) -> Iterator[list[Row] | LeftOut]:
     """The rows of each case."""
     for case in QUICK if quick else FULL:
         yield rows_of(case)

@@ -1,11 +1,13 @@
 """Localize: what the check of a run costs beside the stride that checks nothing, and the mask.
 
 A rank's first look at a run verifies every id; the other ranks of the process find it verified.
-Calls go round several runs, so that ids are no warmer in the cache than a server's.
+``localize_run`` checks into a flag that nobody reads while the clock runs, by each backend that the
+device has. Calls go round several runs, more than the last-level cache holds, so that ids are as
+cold as a server's. The copy moves what a checked localization must: it reads n ids and writes n/c.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,43 +15,45 @@ from torch import Tensor
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots, localize, localize_strided
 from kvlab.lab.bench import upstream
-from kvlab.lab.bench.clock import Contender, take_turns
-from kvlab.lab.bench.rows import Aim, Row, compare
+from kvlab.lab.bench.clock import Contender, Effort, take_turns_within
+from kvlab.lab.bench.place import Place
+from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare
+from kvlab.ops import Backend, CheckFlag, localize_run
 
 PART = "localize"
 PAGE_SIZE = 64
 NEAR_STRIDE = Aim(1 / 1.3, "within 1.3x of it")
 ABOVE_MASK = Aim(5.0, "at least 5x")
+NEAR_COPY = Aim(1 / 1.1, "within 1.1x of it")
 
-STRIDE, MASK, STRIDES = "unchecked stride", "mask", "c unchecked strides"
+STRIDE, MASK, STRIDES, COPY = "unchecked stride", "mask", "c unchecked strides", "copy"
 CHECKED, FIRST, FURTHER, ALL = (
     "checked stride",
     "localize, first rank",
     "localize, further rank",
     "localize, all c ranks",
 )
+Way = Callable[[Tensor, WidenedSlots], Sequence[Tensor]]
+
+
+_EFFORT, _QUICK = Effort(2.0, most=60), Effort(0.3, most=15)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalizeCase:
-    """Runs of ``ids`` slots each on ``dcp_size`` ranks; ``runs`` of them are gone through."""
+    """Runs of ``ids`` slots each on ``dcp_size`` ranks. ``runs`` of them are gone through; None:
+    as many as the cache cannot hold. ``aimed``: the device whose aims are of this size."""
 
     ids: int
     dcp_size: int
-    runs: int
-    repetitions: int
-    warmup: int
-    aimed: bool = False
+    effort: Effort = _EFFORT
+    runs: int | None = None
+    aimed: str | None = None
 
     @property
     def name(self) -> str:
         """For instance "128k ids, c=8"."""
-        size = str(self.ids)
-        for unit, of in (("M", 2**20), ("k", 2**10)):
-            if self.ids % of == 0:
-                size = f"{self.ids // of}{unit}"
-                break
-        return f"{size} ids, c={self.dcp_size}"
+        return f"{count_text(self.ids)} ids, c={self.dcp_size}"
 
     @property
     def layout(self) -> DcpLayout:
@@ -61,40 +65,65 @@ class LocalizeCase:
         """The rank that localizes, not the first where there is a choice."""
         return min(3, self.dcp_size - 1)
 
+    @property
+    def copy_ids(self) -> int:
+        """Ids of a copy that moves as much: half of the n that are read and the n/c written."""
+        return -(-(self.ids + len(range(self.rank, self.ids, self.dcp_size))) // 2)
+
+    def runs_at(self, place: Place) -> int:
+        """How many runs are gone through."""
+        return place.sets(8 * self.ids) if self.runs is None else self.runs
+
 
 FULL = (
-    LocalizeCase(4 * 2**10, 8, runs=64, repetitions=60, warmup=5),
-    LocalizeCase(128 * 2**10, 8, runs=16, repetitions=60, warmup=5, aimed=True),
-    LocalizeCase(4 * 2**20, 8, runs=3, repetitions=15, warmup=2),
-    LocalizeCase(128 * 2**10, 2, runs=16, repetitions=20, warmup=3),
-    LocalizeCase(128 * 2**10, 4, runs=16, repetitions=20, warmup=3),
-    LocalizeCase(128 * 2**10, 3, runs=16, repetitions=20, warmup=3),
+    *(LocalizeCase(n * 2**10, 8) for n in (1, 4, 16)),
+    LocalizeCase(128 * 2**10, 8, aimed="cpu"),
+    LocalizeCase(2**20, 8),
+    LocalizeCase(4 * 2**20, 8, aimed="cuda"),
+    LocalizeCase(16 * 2**20, 8),
+    *(LocalizeCase(128 * 2**10, c) for c in (2, 4, 3)),
 )
-QUICK = (
-    LocalizeCase(4 * 2**10, 8, runs=64, repetitions=15, warmup=2),
-    LocalizeCase(128 * 2**10, 8, runs=16, repetitions=15, warmup=2, aimed=True),
-)
+QUICK = (LocalizeCase(4 * 2**10, 8, _QUICK), LocalizeCase(128 * 2**10, 8, _QUICK, aimed="cpu"))
 
 
-def make_runs(case: LocalizeCase) -> list[Tensor]:
-    """``case.runs`` runs from position 0, each on pages in random order: int64 ``(ids,)``."""
+def count_text(count: int) -> str:
+    """ "128k", "4M", or the number itself where it is no whole multiple of 1024."""
+    for unit, of in (("M", 2**20), ("k", 2**10)):
+        if count % of == 0:
+            return f"{count // of}{unit}"
+    return str(count)
+
+
+def make_runs(case: LocalizeCase, place: Place) -> list[Tensor]:
+    """Runs from position 0, each on pages in random order: int64 ``(ids,)`` on the device."""
     chance = torch.Generator().manual_seed(0)
     page = case.layout.widened_page_size
     runs = []
-    for _ in range(case.runs):
+    for _ in range(case.runs_at(place)):
         pages = torch.randperm(case.layout.num_pages, generator=chance)[: -(-case.ids // page)] + 1
         slots = (pages[:, None] * page + torch.arange(page)).flatten()
-        runs.append(slots[: case.ids].contiguous())
+        runs.append(slots[: case.ids].contiguous().to(place.device))
     return runs
 
 
-def ways(case: LocalizeCase) -> dict[str, Callable[[Tensor, WidenedSlots], Sequence[Tensor]]]:
+def run_name(backend: Backend) -> str:
+    """What a row calls ``localize_run`` by this backend."""
+    return f"localize_run, {backend}"
+
+
+def ways(case: LocalizeCase, place: Place, flag: CheckFlag) -> dict[str, Way]:
     """Every contender: from (ids, the same ids verified before) to the rows of one or all ranks."""
     c, rank, layout = case.dcp_size, case.rank, case.layout
+    bounds = (layout.first_slot, layout.slot_end)
 
     def all_ranks(ids: Tensor, _: WidenedSlots) -> list[Tensor]:
         slots = WidenedSlots(ids)
         return [localize(slots, layout, r).ids for r in range(c)]
+
+    def by(backend: Backend) -> Way:
+        return lambda ids, _: [
+            localize_run(ids, c, rank, bounds=bounds, flag=flag, backend=backend)
+        ]
 
     return {
         STRIDE: lambda ids, _: [upstream.stride(ids, c, rank)],
@@ -104,48 +133,88 @@ def ways(case: LocalizeCase) -> dict[str, Callable[[Tensor, WidenedSlots], Seque
         FURTHER: lambda _, verified: [localize(verified, layout, rank).ids],
         STRIDES: lambda ids, _: [upstream.stride(ids, c, r) for r in range(c)],
         ALL: all_ranks,
+        **{run_name(backend): by(backend) for backend in place.backends},
     }
 
 
-def rows_of(case: LocalizeCase) -> list[Row]:
+def rows_of(case: LocalizeCase, place: Place) -> list[Row]:
     """Time one case. Errors: StudyError when two contenders disagree about the rows."""
     inputs = []
-    for ids in make_runs(case):
+    for ids in make_runs(case, place):
         verified = WidenedSlots(ids)
         localize(verified, case.layout, (case.rank + 1) % case.dcp_size)
         inputs.append((ids, verified))
+    flag = CheckFlag(place.device)
     contenders = []
-    for name, way in ways(case).items():
+    for name, way in ways(case, place, flag).items():
         for ids, verified in inputs[:2]:
             _require_equal(case, name, way(ids, verified), ids)
         contenders.append(Contender(name, _round(way, inputs), calls=len(inputs)))
-    timing = take_turns(contenders, case.repetitions, case.warmup)
-    near, above = (NEAR_STRIDE, ABOVE_MASK) if case.aimed else (None, None)
-    return [
-        compare(PART, case.name, timing, ours, baseline, aim)
-        for ours, baseline, aim in (
-            (CHECKED, STRIDE, near),
-            (CHECKED, MASK, above),
-            (FIRST, STRIDE, near),
-            (FIRST, MASK, above),
-            (FURTHER, STRIDE, None),
-            (ALL, STRIDES, near),
+    contenders.append(Contender(COPY, _copies(case, [ids for ids, _ in inputs]), calls=len(inputs)))
+    timing = take_turns_within(contenders, case.effort, place.wait)
+    if flag.read() is not None:
+        raise StudyError(
+            f"what is timed must be right: localize_run finds id {flag.read()} of a right run bad "
+            f"({case.name}); do not trust this benchmark"
         )
+    held = case.aimed == place.device.type
+    near, above = (NEAR_STRIDE, ABOVE_MASK) if held and place.on_cpu else (None, None)
+    best = NEAR_COPY if held and not place.on_cpu else None
+    plain = Facts("localize", "torch", ids=case.ids, dcp_size=case.dcp_size)
+    whole = Facts(
+        "localize", "torch", ids=case.ids, dcp_size=case.dcp_size, bytes=8 * case.copy_ids
+    )
+    rows = [
+        compare(PART, case.name, timing, ours, baseline, aim, facts=whole, copy=COPY)
+        for ours in (CHECKED, FIRST)
+        for baseline, aim in ((STRIDE, near), (MASK, above), (COPY, None))
     ]
+    rows += [
+        compare(PART, case.name, timing, FURTHER, STRIDE, facts=plain),
+        compare(PART, case.name, timing, ALL, STRIDES, near, facts=plain),
+    ]
+    for backend in place.backends:
+        aim = best if backend == place.backend else None
+        for baseline in (STRIDE, MASK, COPY):
+            rows.append(
+                compare(
+                    PART,
+                    case.name,
+                    timing,
+                    run_name(backend),
+                    baseline,
+                    aim if baseline == COPY else None,
+                    facts=replace(whole, backend=backend),
+                    copy=COPY,
+                )
+            )
+    return rows
 
 
-def measure(quick: bool) -> Iterator[list[Row]]:
+def measure(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
     """The rows of each case."""
     for case in QUICK if quick else FULL:
-        yield rows_of(case)
+        # The runs, the targets of the copies, and temporaries of the mask.
+        why = place.lacks(0, 16 * case.ids * (case.runs_at(place) + 2))
+        yield rows_of(case, place) if why is None else LeftOut(PART, case.name, why)
 
 
 def _round(
-    way: Callable[[Tensor, WidenedSlots], object], inputs: Sequence[tuple[Tensor, WidenedSlots]]
+    way: Way, inputs: Sequence[tuple[Tensor, WidenedSlots]]
 ) -> Callable[[int], Callable[[], object]]:
     def go_round() -> None:
         for ids, verified in inputs:
             way(ids, verified)
+
+    return lambda _: go_round
+
+
+def _copies(case: LocalizeCase, runs: Sequence[Tensor]) -> Callable[[int], Callable[[], object]]:
+    targets = [torch.zeros_like(ids[: case.copy_ids]) for ids in runs]
+
+    def go_round() -> None:
+        for ids, target in zip(runs, targets, strict=True):
+            target.copy_(ids[: case.copy_ids])
 
     return lambda _: go_round
 

@@ -7,23 +7,36 @@ from dataclasses import dataclass
 import torch
 
 from kvlab.errors import StudyError
-from kvlab.lab.bench import copies, localize, scheduler
-from kvlab.lab.bench.rows import Row, median_rows
+from kvlab.lab.bench import copies, localize, merge, requests, scheduler, writes
+from kvlab.lab.bench.place import Place, open_place
+from kvlab.lab.bench.rows import LeftOut, Row, median_rows
 from kvlab.lab.origin import commit, describe_device, today, versions
 
+#: Gives the rows of one case after the other, or why one is left out.
+Measure = Callable[[bool, Place], Iterator[list[Row] | LeftOut]]
 
-def _measure_decode(quick: bool) -> Iterator[list[Row]]:
+
+def _measure_copies(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
+    yield from copies.measure(quick, place)
+    yield from requests.measure(quick, place)
+
+
+def _measure_decode(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
     from kvlab.lab.bench import decode
 
-    return decode.measure(quick)
+    return decode.measure(quick, place)
 
 
-PARTS: dict[str, Callable[[bool], Iterator[list[Row]]]] = {
+PARTS: dict[str, Measure] = {
     localize.PART: localize.measure,
-    copies.PART: copies.measure,
+    copies.PART: _measure_copies,
+    merge.PART: merge.measure,
+    writes.PART: writes.measure,
     scheduler.PART: scheduler.measure,
     "decode": _measure_decode,
 }
+#: What runs on a CPU alone.
+CPU_PARTS = (scheduler.PART, "decode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +63,19 @@ class Conditions:
         )
 
 
-def conditions(runs: int) -> Conditions:
-    """The conditions of a benchmark that starts now in this process."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was measured, and what was left out because the machine cannot hold it."""
+
+    rows: list[Row]
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def conditions(runs: int, place: Place | None = None) -> Conditions:
+    """The conditions of a benchmark that starts now in this process; ``place``: None is the CPU."""
     found = versions()
     return Conditions(
-        device=describe_device("cpu"),
+        device=describe_device("cpu" if place is None else str(place.device)),
         threads=torch.get_num_threads(),
         torch=found.get("torch", torch.__version__),
         kvlab=found["kvlab"],
@@ -65,34 +86,55 @@ def conditions(runs: int) -> Conditions:
     )
 
 
+def parts_on(place: Place) -> list[str]:
+    """The parts that a device can run."""
+    return [part for part in PARTS if place.on_cpu or part not in CPU_PARTS]
+
+
 def run_bench(
-    parts: Sequence[str] = tuple(PARTS),
+    parts: Sequence[str] | None = None,
     *,
+    place: Place | None = None,
     quick: bool = False,
     runs: int = 1,
     progress: Callable[[str], None] | None = None,
-) -> list[Row]:
+) -> Outcome:
     """The rows of these parts; of several runs, each comparison's row of median ratio.
 
     Args:
+        parts: None takes all that the device can run.
+        place: None is the CPU.
         quick: small sizes and few repetitions, and no aims where the sizes are not the aimed ones.
         progress: told after each case what was measured.
 
-    Errors: StudyError for an unknown part, no run, too little memory, or contenders that disagree.
+    Errors: StudyError for an unknown part, a part that the device cannot run, no run, or contenders
+    that disagree.
     """
-    unknown = [part for part in parts if part not in PARTS]
-    if unknown or not parts or runs < 1:
+    place = open_place() if place is None else place
+    able = parts_on(place)
+    parts = able if parts is None else parts
+    if any(part not in PARTS for part in parts) or not parts or runs < 1:
         raise StudyError(
             f"a benchmark runs at least once, and some of {', '.join(PARTS)}: got parts "
             f"{list(parts)}, runs={runs}; name one of these"
         )
+    if not set(parts) <= set(able):
+        raise StudyError(
+            f"a benchmark on {place.device} has the parts {', '.join(able)}: got {list(parts)}; "
+            f"{' and '.join(CPU_PARTS)} run on a CPU, use --device cpu for them"
+        )
     found: list[list[Row]] = []
+    left_out: dict[LeftOut, None] = {}
     for run in range(runs):
         rows: list[Row] = []
         for part in dict.fromkeys(parts):
-            for some in PARTS[part](quick):
-                rows += some
+            for some in PARTS[part](quick, place):
+                if isinstance(some, LeftOut):
+                    left_out[some] = None
+                else:
+                    rows += some
                 if progress is not None:
-                    progress(f"run {run + 1} of {runs}: {part}, {some[-1].case}")
+                    what = some.sentence() if isinstance(some, LeftOut) else some[-1].case
+                    progress(f"run {run + 1} of {runs}: {part}, {what}")
         found.append(rows)
-    return median_rows(found)
+    return Outcome(median_rows(found), tuple(left_out))

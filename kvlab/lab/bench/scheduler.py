@@ -27,7 +27,8 @@ from kvlab.engine.workload import (
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.bench.clock import Contender, Timing, take_turns
-from kvlab.lab.bench.rows import Aim, Row, compare
+from kvlab.lab.bench.place import Place
+from kvlab.lab.bench.rows import Aim, LeftOut, Row, compare
 from kvlab.lab.retraction import RetractionStudy, suggest_budgets
 
 PART = "scheduler"
@@ -137,7 +138,7 @@ def twin_row(case: SchedulerCase) -> Row:
     return compare(PART, case_name, timing, events.name, steps.name)
 
 
-def measure(quick: bool) -> Iterator[list[Row]]:
+def measure(quick: bool, _: Place) -> Iterator[list[Row] | LeftOut]:
     """The rows of the sweep, of the growth, and of the twin."""
     case = QUICK if quick else FULL
     yield [sweep_row(case, find_trace())]

@@ -1,8 +1,8 @@
 """The rows as a table for people, as plain values for JSON, and as a DataFrame for a CSV file.
 
-localize                                        ours   baseline   ratio (quartiles)   aim     met
+localize                                 ours   baseline   ratio (quartiles)   aim     met   of copy
 128k ids, c=8
-  checked stride / unchecked stride          54.1 us    31.2 us   0.58 (0.55-0.60)   >=0.77   no
+  checked stride / unchecked stride   54.1 us    31.2 us   0.58 (0.55-0.60)   >=0.77   no        21%
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 import pandas as pd
 
-from kvlab.lab.bench.rows import Row, Spread
+from kvlab.lab.bench.rows import LeftOut, Row, Spread
 from kvlab.lab.bench.run import Conditions
 
 Value = str | int | float | bool | None
@@ -32,21 +32,30 @@ def as_record(row: Row) -> dict[str, Value]:
         "repetitions": row.repetitions,
         "warmup": row.warmup,
         "note": row.note,
+        **asdict(row.facts),
+        "share_of_copy": _rounded(row.share_of_copy),
     }
 
 
 def as_frame(rows: Sequence[Row], where: Conditions) -> pd.DataFrame:
     """One line a row, with the conditions in every line, so that files can be joined."""
-    return pd.DataFrame([as_record(row) | asdict(where) for row in rows])
+    frame = pd.DataFrame([as_record(row) | asdict(where) for row in rows])
+    return frame.astype(dict.fromkeys(_WHOLE, "Int64"))  # whole numbers stay so beside empty fields
 
 
-def as_document(rows: Sequence[Row], where: Conditions) -> dict[str, object]:
-    """The same as one JSON object: the conditions, then the rows."""
-    return {"conditions": asdict(where), "rows": [as_record(row) for row in rows]}
+def as_document(
+    rows: Sequence[Row], where: Conditions, left_out: Sequence[LeftOut] = ()
+) -> dict[str, object]:
+    """The same as one JSON object: the conditions, the rows, and the cases that were left out."""
+    return {
+        "conditions": asdict(where),
+        "rows": [as_record(row) for row in rows],
+        "left_out": [asdict(case) for case in left_out],
+    }
 
 
-def as_text(rows: Sequence[Row], where: Conditions) -> str:
-    """An aligned table, one part after the other."""
+def as_text(rows: Sequence[Row], where: Conditions, left_out: Sequence[LeftOut] = ()) -> str:
+    """An aligned table, one part after the other, and what was left out under it."""
     lines = [where.sentence(), _MEDIAN]
     cells = [_cells(row) for row in rows]
     widths = [max(len(line[i]) for line in [*cells, _HEAD]) for i in range(len(_HEAD))]
@@ -58,6 +67,8 @@ def as_text(rows: Sequence[Row], where: Conditions) -> str:
             lines.append(row.case)
         part, case = row.part, row.case
         lines.append(_joined(line, widths))
+    if left_out:
+        lines += ["", *(case.sentence() for case in left_out)]
     return "\n".join(lines)
 
 
@@ -69,7 +80,8 @@ def seconds_text(seconds: float) -> str:
     return f"{_digits(seconds * 1e9)} ns"
 
 
-_HEAD = ("", "ours", "baseline", "ratio (quartiles)", "aim", "met", "timed")
+_HEAD = ("", "ours", "baseline", "ratio (quartiles)", "aim", "met", "of copy", "timed")
+_WHOLE = ("layers", "tokens", "ids", "dcp_size", "bytes")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -81,13 +93,14 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{_digits(ratio.median)} ({_digits(ratio.low)}-{_digits(ratio.high)})",
         "" if row.aim is None else f">={row.aim.ratio:.3g}",
         "" if row.met is None else ("yes" if row.met else "no"),
+        "" if row.share_of_copy is None else f"{row.share_of_copy:.0%}",
         f"{row.repetitions} after {row.warmup}" + (f"; {row.note}" if row.note else ""),
     )
 
 
 def _joined(cells: Sequence[str], widths: Sequence[int]) -> str:
     """First column to the left, the times to the right, the rest to the left."""
-    sides = ("<", ">", ">", "<", "<", "<", "<")
+    sides = ("<", ">", ">", "<", "<", "<", ">", "<")
     padded = [
         f"{cell:{side}{width}}" for cell, side, width in zip(cells, sides, widths, strict=True)
     ]
@@ -101,7 +114,11 @@ def _digits(value: float) -> str:
 def _named(name: str, values: Spread) -> dict[str, Value]:
     """Four significant digits: more would be noise."""
     return {
-        f"{name}_q1": float(f"{values.low:.4g}"),
-        name: float(f"{values.median:.4g}"),
-        f"{name}_q3": float(f"{values.high:.4g}"),
+        f"{name}_q1": _rounded(values.low),
+        name: _rounded(values.median),
+        f"{name}_q3": _rounded(values.high),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")

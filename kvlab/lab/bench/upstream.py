@@ -4,9 +4,11 @@ The copy loops are those after the fix: ids become rows once, then every layer i
 chunk with advanced indexing, each chunk into memory of its own.
 
 Source: SGLang ``layers/dcp/layout.py`` (PR 39487), the mask of PR 38790, and
-``MLATokenToKVPool.get_cpu_copy`` and ``load_cpu_copy``.
+``MLATokenToKVPool.get_cpu_copy`` and ``load_cpu_copy``; the eager owner write is its plan
+``plan_dcp_owner_write`` carried out by torch.
 """
 
+import torch
 from torch import Tensor
 
 #: Ids of one chunk (upstream ``cpu_offloading_chunk_size``).
@@ -43,3 +45,11 @@ def restore(buffer: Tensor, copies: Chunks, ids: Tensor, dcp_size: int, dcp_rank
     for layer, chunks in zip(buffer, copies, strict=True):
         for at, chunk in zip(range(0, len(rows), CHUNK), chunks, strict=True):
             layer[rows[at : at + CHUNK]] = chunk.to(buffer.device, non_blocking=True)
+
+
+def write_owned(
+    layer: Tensor, ids: Tensor, k_nope: Tensor, k_rope: Tensor, dcp_size: int, dcp_rank: int
+) -> None:
+    """Store the rows of the owned ids in one layer ``(rows, elements)``: mask, select, assign."""
+    mine = (ids % dcp_size == dcp_rank).nonzero().flatten()
+    layer[ids[mine] // dcp_size] = torch.cat((k_nope[mine], k_rope[mine]), dim=1)
