@@ -18,7 +18,7 @@ from kvlab.engine.result import ABORT_HOST_FULL, Counters, RunResult
 from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout, get_dcp_lens
-from kvlab.memory import HostArena
+from kvlab.memory import DeferredLane, HostArena
 from tests.engine.reference_node import ReferenceNode, Req, reference
 
 Run = tuple[tuple[Request, ...], NodeConfig]
@@ -58,7 +58,7 @@ def mixed(count: Counters) -> bool:
 def test_both_schedulers_mix_backup_and_recompute_as_the_judge_does() -> None:
     met: list[bool] = []
 
-    @settings(max_examples=400, derandomize=True, database=None)
+    @settings(max_examples=250, derandomize=True, database=None)
     @given(pressed())
     def law(run: Run) -> None:
         requests, config = run
@@ -68,7 +68,7 @@ def test_both_schedulers_mix_backup_and_recompute_as_the_judge_does() -> None:
         met.append(mixed(judged.counters))
 
     law()
-    assert sum(met) > 40  # the mix is common among these runs, or they would show little
+    assert sum(met) > 25  # the mix is common among these runs, or they would show little
 
 
 @settings(max_examples=100, derandomize=True)
@@ -159,15 +159,26 @@ def arenas(ranks: int, blocks: list[int]) -> list[HostArena]:
     return [HostArena(GRAIN * blocks[r % len(blocks)], grain=GRAIN) for r in range(ranks)]
 
 
+def cells_of(layout: DcpLayout, seed: int | None) -> FingerprintCells:
+    """With a seed, backups are in flight while the scheduler goes on, and land in its order."""
+    if seed is None:
+        return FingerprintCells(layout)
+    return FingerprintCells(layout, lane=lambda: DeferredLane(seed), wait=False)
+
+
 def test_what_the_real_arenas_decline_is_what_their_sizes_say_and_nothing_stays_lent() -> None:
     met: list[bool] = []
 
     @settings(max_examples=150, derandomize=True, database=None)
-    @given(pressed(bounded=False), st.lists(st.integers(3, 14), min_size=1, max_size=3))
-    def law(run: Run, blocks: list[int]) -> None:
+    @given(
+        pressed(bounded=False),
+        st.lists(st.integers(3, 14), min_size=1, max_size=3),
+        st.none() | st.integers(0, 9),
+    )
+    def law(run: Run, blocks: list[int], seed: int | None) -> None:
         requests, config = run
         ranks = config.layout.dcp_size
-        cells = FingerprintCells(config.layout, host_bytes=0)
+        cells = cells_of(config.layout, seed)
         for pool, arena in zip(cells.pools, arenas(ranks, blocks), strict=True):
             pool.host.capacity_bytes, pool.host.grain = arena.capacity_bytes, GRAIN
         node = StepNode(config, cells, check_every_step=True)
@@ -183,11 +194,14 @@ def test_what_the_real_arenas_decline_is_what_their_sizes_say_and_nothing_stays_
     assert sum(met) > 15
 
 
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("tight", [0, 1, 2, 3])
-def test_one_rank_without_room_declines_for_all_and_the_others_give_theirs_back(tight: int) -> None:
+def test_one_rank_without_room_declines_for_all_and_the_others_give_theirs_back(
+    tight: int, seed: int | None
+) -> None:
     requests = tuple(Request(i, 0.0, 16, 192) for i in range(4))
     config = NodeConfig(DcpLayout(4, 4, 32), reserved_decode_tokens=16, host_full="recompute")
-    cells = FingerprintCells(config.layout)
+    cells = cells_of(config.layout, seed)
     cells.pools[tight].host.capacity_bytes = 0
     node = StepNode(config, cells, check_every_step=True)
     count = node.run(requests).counters
