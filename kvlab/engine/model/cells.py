@@ -128,7 +128,11 @@ class ModelCells:
         self._pick(rid, self._prefill_apart(rid, dcp_size).logits[0])
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        """Rows of all ranks and the state, as they are before the newest token runs."""
+        """Rows of all ranks and the state, as they are before the newest token runs.
+
+        Errors: BackupError when the host has no room. A request that is then released and written
+        again is prefilled over all its tokens, the newest too.
+        """
         state = self._holding(rid).state
         backups = self.sharded.pools.back_up(slots, state)
         if self.verify:
