@@ -1,40 +1,43 @@
-"""One picture with sliders, which stays a picture where no kernel runs.
+"""One picture with controls, which stays a picture where no kernel runs.
 
 ``Panel(draw, dcp_size=[1, 2, 4, 8], start=range(0, 32))`` calls ``draw(dcp_size=..., start=...)``
 whenever a control moves and shows the figure that it returns. ``draw`` may also return a figure
-and a sentence; the sentence stands below the picture.
-
-Shorthands for controls, and the value each starts with:
-
-    True                     tick box
-    range(1, 9)              slider over 1 .. 8, starts at 1
-    (1, 8) or (1, 8, 2)      slider from 1 to 8 including 8, in steps of 1 or 2
-    (0.0, 1.0)               slider over numbers, in a hundred steps
-    [1, 2, 4, 8]             slider that stops at these numbers
-    ["fixed", "before"]      menu, also for a dict of label to value
-    a widget                 as it is, if it has a value
+and a sentence; the sentence stands below the picture. ``kvlab.viz.controls`` has the shorthands
+for controls.
 
 One pattern, because the others fail somewhere: an ``Output`` widget flickers and stays empty in
-static views, pyplot shows twice and leaks. Here a PNG goes into an ``Image`` of fixed size, and
-the cell's output holds the same PNG beside the widget, for readers without a kernel.
+static views, pyplot shows twice and leaks, an ``Image`` widget has no words for who cannot see.
+Here an ``<img>`` of fixed size holds a PNG, and the cell's output holds the same PNG beside the
+widget, for readers without a kernel.
 """
 
-import html
-import io
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import ipywidgets as widgets
+import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.image import imread
 
 from kvlab.errors import KvlabError
-from kvlab.viz.save import SCREEN_DPI, Picture, png_bytes, show
+from kvlab.viz import controls
+from kvlab.viz.atlas import grid
+from kvlab.viz.exported import Draw, drawn, publishable, takes_width
+from kvlab.viz.panel_html import Spot, picture_html, sentence_html, table_html
+from kvlab.viz.panel_tools import ENDINGS, WRAP, Tools, step_buttons
+from kvlab.viz.save import (
+    CSS_PX_PER_IN,
+    MAX_PNG_BYTES,
+    SCREEN_DPI,
+    Picture,
+    figure_title,
+    png_bytes,
+    save_figure,
+    show,
+)
 from kvlab.viz.style import WIDTH_IN, figure, use_style, wrapped
 
-Draw = Callable[..., Figure | tuple[Figure, str]]
-TITLE_IN, GAP_IN = 0.3, 0.125
-OUT_OF_SIGHT = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
+TEXT_ROWS = 20
 
 
 class Panel:
@@ -42,32 +45,57 @@ class Panel:
 
     Args:
         draw: called with one keyword a control; returns a figure, or a figure and a sentence. A
-            KvlabError that it raises is shown as the sentence, and the last picture stays.
-        controls: see the shorthands above.
+            KvlabError that it raises is shown as the sentence, and the last picture stays. With an
+            argument ``width`` ("single", "double") it can be exported for one column or two.
+        name: stable name of exported files, a slug; by default that of ``draw``.
+        table: the numbers behind the picture, called as ``draw``; a button shows them, an export
+            saves them. None: the values of the controls.
+        hover: boxes of the picture with a sentence each, called as ``draw``.
+        steps: a slider that gets buttons for one step back and one forward.
+        bounds: called as ``draw``; of sliders whose ends depend on the others, (low, high) by name.
+        definition: what an exported figure says below it; by default the sentence.
+        controls: see ``kvlab.viz.controls``.
 
-    Errors: KvlabError for no controls, or one that no shorthand describes.
+    Errors: KvlabError for no controls, one that no shorthand describes, or ``steps`` that is none.
     """
 
-    def __init__(self, draw: Draw, **controls: object) -> None:
-        if not controls:
+    def __init__(
+        self,
+        draw: Draw,
+        *,
+        name: str | None = None,
+        table: Callable[..., pd.DataFrame] | None = None,
+        hover: Callable[..., Iterable[Spot]] | None = None,
+        steps: str | None = None,
+        bounds: Callable[..., Mapping[str, tuple[int, int]]] | None = None,
+        definition: str | None = None,
+        **controls_: object,
+    ) -> None:
+        if not controls_:
             raise KvlabError(
                 "a panel has at least one control: got none; pass e.g. dcp_size=[1, 2, 4], or "
                 "show the figure without a panel"
             )
         use_style()
-        self._draw = draw
-        self._controls = {name: _control(name, spec) for name, spec in controls.items()}
+        self.name = name or _slug(draw)
+        self._draw, self._table, self._hover = draw, table, hover
+        self._bounds, self._definition = bounds, definition
+        self._controls = {key: controls.control(key, spec) for key, spec in controls_.items()}
         self._picture: Picture | None = None
+        self._figure: Figure | None = None
         self._quiet = False
         self.text = ""
-        self._image = widgets.Image(format="png")
-        self._note = widgets.HTML()
+        self._image, self._note = widgets.HTML(), widgets.HTML()
+        self._tools = Tools(
+            self.name,
+            lambda width: self.export(width=width),
+            self.table if table is not None else None,
+            takes_width(draw),
+        )
+        self.widget = self._build(steps)
+        self._bind()
         for control in self._controls.values():
             control.observe(self._moved, names="value")
-        row = widgets.HBox(
-            list(self._controls.values()), layout=widgets.Layout(flex_flow="row wrap")
-        )
-        self.widget = widgets.VBox([row, self._image, self._note])
         self._redraw()
 
     @property
@@ -81,13 +109,18 @@ class Panel:
         Errors: KvlabError for a control that is not there, or a value that it cannot take.
         """
         before = self.values
+        for name in values:
+            self._require(name)
         self._quiet = True
         try:
-            for name, value in values.items():
-                self._move(name, value)
+            # Those whose ends depend on the others come last.
+            late = [n for n in values if n in self._ends()]
+            for name in [*(n for n in values if n not in late), *late]:
+                if name in late:
+                    self._bind()
+                controls.move(name, self._controls[name], values[name])
         except KvlabError:
-            for name, value in before.items():
-                self._controls[name].value = value
+            self._restore(before)
             raise
         finally:
             self._quiet = False
@@ -96,7 +129,26 @@ class Panel:
 
     def figure(self) -> Figure:
         """The figure of the current values, to be saved. Raises what ``draw`` raises."""
-        return self._drawn(self.values)[0]
+        return drawn(self._draw, self.values)[0]
+
+    def table(self) -> pd.DataFrame:
+        """The numbers behind the picture; the values of the controls where there are no others."""
+        if self._table is None:
+            return pd.DataFrame([self.values])
+        return self._table(**self.values)
+
+    def export(self, folder: Path | str | None = None, width: str | None = None) -> list[Path]:
+        """Save the picture with its caption, its numbers and its origin; returns the files.
+
+        Args:
+            folder: by default where the figures of notebooks go, see ``output_folder``.
+            width: "single" or "double", for one column of a paper or two; None: as drawn.
+
+        Errors: KvlabError for a width that ``draw`` cannot give; what ``draw`` raises.
+        """
+        fig, origin = publishable(self._draw, self.values, self.name, self._definition, width)
+        saved = save_figure(fig, self.name, self.table(), origin, folder)
+        return [saved.path(ending) for ending in ENDINGS]
 
     def atlas(self, columns: int | None = None, **values: Sequence[object]) -> Figure:
         """Small multiples for readers without a kernel: one picture a value, in one figure.
@@ -118,48 +170,96 @@ class Panel:
         tiles = []
         for combination in itertools.product(*values.values()):
             chosen = dict(zip(values, combination, strict=True))
-            title = ", ".join(f"{_label(name)} = {value}" for name, value in chosen.items())
-            tiles.append((title, self._drawn(self.values | chosen)[0]))
-        return _grid(tiles, columns)
+            title = ", ".join(f"{controls.label(name)} = {value}" for name, value in chosen.items())
+            tiles.append((title, drawn(self._draw, self.values | chosen)[0]))
+        return grid(tiles, columns)
+
+    def __repr__(self) -> str:
+        told = [self._alt(), self.text]
+        if self._table is not None and self._picture is not None:
+            told.append(self.table().to_string(index=False, max_rows=TEXT_ROWS))
+        return "\n".join(told).strip()
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> tuple[dict[str, object], dict[str, dict[str, object]]]:
         data: dict[str, object] = dict(self.widget._repr_mimebundle_() or {})
-        still, size = (self._picture or _notice(self.text))._repr_mimebundle_()
-        settings = ", ".join(f"{_label(name)} = {value}" for name, value in self.values.items())
-        still["text/plain"] = f"{still['text/plain']} [{settings}]\n{self.text}".strip()
-        size["image/png"]["alt"] = still["text/plain"]
+        picture = self._still()
+        still, size = picture._repr_mimebundle_()
+        still["text/plain"] = repr(self)
+        size["image/png"]["alt"] = f"{self._alt()}\n{self.text}".strip()
+        if self._table is not None and self._picture is not None:
+            below = sentence_html(self.text) + table_html(self.table())
+            still["text/html"] = picture_html(picture, self._spots()) + below
         return data | still, size
 
-    def _drawn(self, values: Mapping[str, object]) -> tuple[Figure, str]:
-        result = self._draw(**values)
-        fig, text = result if isinstance(result, tuple) else (result, "")
-        if not isinstance(fig, Figure):
-            raise TypeError(f"draw returns a Figure, or a Figure and a str: got {type(fig)}")
-        return fig, text
+    def _alt(self) -> str:
+        settings = ", ".join(f"{controls.label(n)} = {value}" for n, value in self.values.items())
+        alt = self._picture.alt if self._picture else "no picture"
+        return f"{alt} [{settings}]"
+
+    def _still(self) -> Picture:
+        """The picture that is kept in a file: small, where the one on the screen is not."""
+        if self._picture is None or self._figure is None:
+            return _notice(self.text)
+        if len(self._picture.png) <= MAX_PNG_BYTES:
+            return self._picture
+        return show(self._figure, self._picture.alt)
+
+    def _spots(self) -> list[Spot]:
+        return [] if self._hover is None else list(self._hover(**self.values))
+
+    def _build(self, steps: str | None) -> widgets.VBox:
+        """The controls, ``steps`` with its buttons, above picture, sentence and tools."""
+        if steps is not None:
+            self._require(steps)
+        row: list[widgets.Widget] = []
+        for name, control in self._controls.items():
+            row += [control, *(step_buttons(control) if name == steps else [])]
+        line = widgets.HBox(row, layout=widgets.Layout(flex_flow=WRAP))
+        made = widgets.VBox([line, self._image, self._note, self._tools.line, self._tools.below])
+        made.add_class("kvlab-panel")
+        made.add_class(f"kvlab-{self.name}")
+        return made
 
     def _moved(self, change: object) -> None:
         if not self._quiet:
+            self._quiet = True
+            try:
+                self._bind()
+            finally:
+                self._quiet = False
             self._redraw()
+
+    def _ends(self) -> Mapping[str, tuple[int, int]]:
+        return {} if self._bounds is None else self._bounds(**self.values)
+
+    def _bind(self) -> None:
+        for name, ends in self._ends().items():
+            controls.bound(self._controls[name], *ends)
+
+    def _restore(self, before: Mapping[str, object]) -> None:
+        late = [n for n in before if n in self._ends()]
+        for name in [n for n in before if n not in late]:
+            self._controls[name].value = before[name]
+        self._bind()
+        for name in late:
+            self._controls[name].value = before[name]
 
     def _redraw(self) -> None:
         try:
-            fig, self.text = self._drawn(self.values)
+            fig, self.text = drawn(self._draw, self.values)
         except KvlabError as error:
             self.text = f"Not drawn: {error}"
-            self._note.value = f'<p role="alert"><b>Not drawn:</b> {html.escape(str(error))}</p>'
-            if self._picture is None:
-                self._image.layout.display = "none"
+            self._note.value = sentence_html("", str(error))
             return
-        self._picture = picture = show(fig)
-        self._image.layout.display = None
-        self._image.width, self._image.height = str(picture.width), str(picture.height)
-        self._image.value = picture.png
-        # Image has no alt text, and the tooltip that could stand in for it makes JupyterLab's
-        # image view fail; so the sentence carries it for screen readers, out of sight.
-        shown = f"<p>{html.escape(self.text)}</p>" if self.text else ""
-        self._note.value = f'{shown}<p style="{OUT_OF_SIGHT}">{html.escape(picture.alt)}</p>'
+        alt = show_words(fig, self.text)
+        size = [round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches()]
+        self._figure = fig
+        self._picture = Picture(png_bytes(fig, SCREEN_DPI[0]), size[0], size[1], alt)
+        self._image.value = picture_html(self._picture, self._spots())
+        self._note.value = sentence_html(self.text)
+        self._tools.refresh()
 
     def _require(self, name: str) -> None:
         if name not in self._controls:
@@ -168,75 +268,15 @@ class Panel:
                 "named when the panel is made"
             )
 
-    def _move(self, name: str, value: object) -> None:
-        self._require(name)
-        control = self._controls[name]
-        try:
-            control.value = value
-            taken = control.value == value  # sliders pull a value into their range without a word
-        except Exception:  # TraitError and what a widget's own validators raise
-            taken = False
-        if not taken:
-            raise KvlabError(
-                f"control {name} takes {_range(control)}: got {value!r}; the panel is unchanged"
-            )
+
+def show_words(fig: Figure, text: str) -> str:
+    """What a reader who cannot see the figure is told: its title; the sentence follows it."""
+    return figure_title(fig) or text or "figure without title"
 
 
-def _label(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _range(control: widgets.Widget) -> str:
-    """The values that ``control`` takes, in words."""
-    if control.has_trait("options"):
-        return "one of " + ", ".join(str(label) for label in control._options_labels)
-    if control.has_trait("min"):
-        return f"{control.min} to {control.max}"
-    return f"values like {control.value!r}"
-
-
-def _control(name: str, spec: object) -> widgets.Widget:
-    """The widget for ``spec``, with a label, that reports a value when the user lets go."""
-    control = spec if isinstance(spec, widgets.Widget) else _from_shorthand(name, spec)
-    if not control.has_trait("value"):
-        raise KvlabError(
-            f"a control has a value: {name} is a {type(control).__name__}; use a slider, a menu or "
-            "a tick box"
-        )
-    if control.has_trait("description") and not control.description:
-        control.description = _label(name)
-    if control.has_trait("continuous_update"):
-        control.continuous_update = False
-    if control.has_trait("style") and hasattr(control.style, "description_width"):
-        control.style.description_width = "initial"
-    return control
-
-
-def _from_shorthand(name: str, spec: object) -> widgets.Widget:
-    if isinstance(spec, bool):
-        return widgets.Checkbox(value=spec, indent=False)
-    if isinstance(spec, range) and spec and spec.step > 0:
-        return widgets.IntSlider(min=spec[0], max=spec[-1], step=spec.step, value=spec[0])
-    if isinstance(spec, tuple) and len(spec) in (2, 3) and all(map(_is_number, spec)):
-        low, high, *rest = spec
-        if low < high and all(step > 0 for step in rest):
-            if all(isinstance(number, int) for number in spec):
-                return widgets.IntSlider(min=low, max=high, step=(rest or [1])[0], value=low)
-            step = (rest or [(high - low) / 100])[0]
-            return widgets.FloatSlider(min=low, max=high, step=step, value=low)
-    if isinstance(spec, dict) and spec:
-        return widgets.Dropdown(options=list(spec.items()))
-    if isinstance(spec, list) and spec:
-        slides = len(spec) > 1 and all(map(_is_number, spec))
-        return (widgets.SelectionSlider if slides else widgets.Dropdown)(options=spec)
-    raise KvlabError(
-        f"a control is a bool, a range, (low, high) or (low, high, step) with low < high, a list, "
-        f"a dict or a widget: {name} is {spec!r}"
-    )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _slug(draw: Draw) -> str:
+    name = getattr(draw, "__name__", "").strip("_").replace("_", "-").lower()
+    return name if name and name[0].isalpha() else "panel"
 
 
 def _notice(text: str) -> Picture:
@@ -245,23 +285,3 @@ def _notice(text: str) -> Picture:
     fig = figure("double", height=0.3 + 0.2 * len(lines))
     fig.text(0.01, 0.5, "\n".join(lines), fontsize=9, va="center", parse_math=False)
     return show(fig, alt="no picture")
-
-
-def _grid(tiles: Sequence[tuple[str, Figure]], columns: int | None) -> Figure:
-    """The figures of ``tiles`` at their own size, each under its title, in one figure."""
-    wide = max(fig.get_figwidth() for _, fig in tiles)
-    high = max(fig.get_figheight() for _, fig in tiles) + TITLE_IN
-    across = columns or max(1, int(WIDTH_IN["double"] / wide + 0.1))
-    across = min(across, len(tiles))
-    down = -(-len(tiles) // across)
-    page = Figure(figsize=(wide * across + GAP_IN * (across - 1), high * down))
-    for at, (title, fig) in enumerate(tiles):
-        left = (at % across) * (wide + GAP_IN)
-        top = high * (down - at // across) - TITLE_IN
-        width, height = fig.get_size_inches()
-        box = (left / page.get_figwidth(), (top - height) / page.get_figheight())
-        ax = page.add_axes((*box, width / page.get_figwidth(), height / page.get_figheight()))
-        ax.imshow(imread(io.BytesIO(png_bytes(fig, SCREEN_DPI[0]))), aspect="auto")
-        ax.set_axis_off()
-        ax.set_title(title, pad=4)
-    return page
