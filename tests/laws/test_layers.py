@@ -24,6 +24,7 @@ LAYERS = (
     ("engine",),
     ("lab",),
     ("viz",),
+    ("teach",),
     ("report",),
     ("cli",),
     ("__main__",),  # python -m kvlab
@@ -42,6 +43,7 @@ LIBRARIES = {
     "engine": {"torch", "numpy", "pandas", "transformers", "safetensors"},
     "lab": {"torch", "numpy", "pandas", "joblib", "tqdm", "pyarrow"},
     "viz": {"torch", "numpy", "pandas", "matplotlib", "ipywidgets", "IPython", "PIL"},
+    "teach": {"torch", "numpy"},
 }
 
 # The only imports that may stand inside a function, each with its reason; and they must, or the
