@@ -63,7 +63,7 @@ def set_mla_kv_buffer(
         )
     extra = [] if flag is None else [flag.value]
     if choose(backend, layer, ids, k_nope, k_rope, *extra) == "triton":
-        from kvlab.ops.kernels import write as twin
+        from kvlab.ops.kernels import owner_write as twin
 
         twin.set_mla_kv_buffer(
             layer, ids, k_nope, k_rope, dcp_size, dcp_rank, interleave, (first_slot, slot_end), flag

@@ -1,0 +1,120 @@
+"""Laws of localization without a look at the values: counts, elements, rows, and the flag."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.index import (
+    get_dcp_lens,
+    localize_fixed_shape,
+    localize_masked,
+    owned_elements,
+    remap_dcp_local_topk_indices,
+)
+from kvlab.ops import CheckFlag, localize_run, owned_count, remap_topk, run_elements
+from kvlab.ops import localize_fixed_shape as fixed_op
+from kvlab.ops.inputs import checked_run_inputs, run_inputs
+
+turns = st.integers(1, 8).flatmap(
+    lambda c: st.tuples(st.just(c), st.integers(0, c - 1), st.integers(1, 6))
+)
+starts = st.integers(0, 200) | st.integers(2**62, 2**62 + 200)
+
+
+@given(turn=turns, start=starts, n=st.integers(0, 300))
+def test_the_count_is_the_length_that_the_length_formula_gives(
+    turn: tuple[int, int, int], start: int, n: int
+) -> None:
+    c, rank, interleave = turn
+    wanted = get_dcp_lens(torch.tensor([n]), c, rank, torch.tensor([start]), interleave)
+    assert owned_count(n, c, rank, start, interleave) == int(wanted)
+
+
+@given(turn=turns, start=starts, n=st.integers(0, 300))
+def test_the_elements_are_those_whose_position_the_rank_owns(
+    turn: tuple[int, int, int], start: int, n: int
+) -> None:
+    c, rank, interleave = turn
+    positions = torch.arange(start, start + n)
+    wanted = owned_elements(positions, c, rank, interleave)
+    assert torch.equal(run_elements(n, c, rank, start, interleave), wanted)
+
+
+def run(turn: tuple[int, int, int], start: int, n: int, bad: int = 0) -> torch.Tensor:
+    c, rank, interleave = turn
+    sizes = {
+        "dcp_size": c, "dcp_rank": rank, "interleave": interleave,
+        "start": start, "n": n, "bad": bad,
+    }  # fmt: skip
+    ids = (checked_run_inputs if bad else run_inputs)(sizes, 7, "cpu")["ids"]
+    assert isinstance(ids, torch.Tensor)
+    return ids
+
+
+@given(turn=turns, start=st.integers(0, 2**40), n=st.integers(0, 300), checked=st.booleans())
+def test_a_run_that_agrees_with_its_positions_gives_the_rows_of_the_mask(
+    turn: tuple[int, int, int], start: int, n: int, checked: bool
+) -> None:
+    ids = run(turn, start, n)
+    flag = CheckFlag("cpu") if checked else None
+    c, rank, interleave = turn
+    rows = localize_run(ids, c, rank, start, interleave, flag=flag)
+    assert torch.equal(rows, localize_masked(ids, c, rank, interleave))
+    assert flag is None or flag.read() is None
+    assert rows.numel() == 0 or rows.data_ptr() != ids.data_ptr()
+
+
+@given(turn=turns, start=st.integers(0, 100), n=st.integers(1, 200), bad=st.integers(1, 4))
+def test_the_flag_has_the_first_bad_id_and_bad_ids_of_the_rank_become_row_zero(
+    turn: tuple[int, int, int], start: int, n: int, bad: int
+) -> None:
+    c, rank, interleave = turn
+    ids, good = run(turn, start, n, bad), run(turn, start, n)
+    end = int(good.max()) + 1
+    named = [i // interleave % c for i in ids.tolist()]
+    wrong = [
+        not 0 <= i < end or owner != (start + at) // interleave % c
+        for at, (i, owner) in enumerate(zip(ids.tolist(), named, strict=True))
+    ]
+    flag = CheckFlag("cpu")
+    rows = localize_run(ids, c, rank, start, interleave, bounds=(0, end), flag=flag)
+    assert flag.read() == (wrong.index(True) if any(wrong) else None)
+    mine = [(at, int(ids[at])) for at in run_elements(n, c, rank, start, interleave).tolist()]
+    assert rows.tolist() == [
+        0 if wrong[at] else i // (c * interleave) * interleave + i % interleave for at, i in mine
+    ]
+
+
+def test_every_rank_sees_a_bad_id_also_of_another_rank() -> None:
+    ids = torch.tensor([8, 9, 10, 15])
+    for rank in range(2):
+        flag = CheckFlag("cpu")
+        localize_run(ids, 2, rank, bounds=(4, 15), flag=flag)
+        assert flag.read() == 3
+
+
+def test_a_flag_keeps_the_lowest_of_several_ops_until_it_is_cleared() -> None:
+    flag = CheckFlag("cpu")
+    assert flag.read() is None
+    localize_run(torch.tensor([0, 1, -1, 3]), 2, 0, flag=flag)
+    localize_run(torch.tensor([0, 2]), 2, 0, flag=flag)
+    localize_run(torch.tensor([0, 1, 2, -3]), 2, 0, flag=flag)
+    assert flag.read() == 1
+    flag.clear()
+    assert flag.read() is None
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_ids_of_32_bits_are_widened_before_any_product(start: int) -> None:
+    ids = torch.arange(start, start + 9, dtype=torch.int32)
+    rows = localize_run(ids, 3, 1, start)
+    assert rows.dtype == torch.int64
+    assert torch.equal(rows, localize_masked(ids, 3, 1))
+
+
+def test_fixed_shapes_and_lists_are_what_the_index_functions_give() -> None:
+    ids = torch.tensor([[7, -1, 4, 5], [0, 9, 2, 12]])
+    assert torch.equal(remap_topk(ids, 3, 1), remap_dcp_local_topk_indices(ids, 3, 1))
+    flat = ids.flatten()
+    assert torch.equal(fixed_op(flat, 3, 1, 2, 0), localize_fixed_shape(flat, 3, 1, 2, 0))
