@@ -24,8 +24,8 @@ from kvlab.lab.origin import Origin
 from kvlab.memory.published import data_path
 
 PREFIX = "bench-"
-RECORD = "make bench ARGS='--record --repeat 3'"
-RECORD_CUDA = "make bench ARGS='--record --repeat 3 --device cuda'"
+RECORD = "make bench ARGS='--repeat 3'"
+RECORD_CUDA = "make bench ARGS='--repeat 3 --device cuda'"
 CPU = "cpu"
 _TIMES = ("ours_s_q1", "ours_s", "ours_s_q3", "baseline_s_q1", "baseline_s", "baseline_s_q3")
 _RATIO = ("ratio_q1", "ratio", "ratio_q3")
@@ -63,7 +63,7 @@ MOST_NAMED = 3
 class Costs:
     """The rows of all files, with ``slug``, the <device> of the file name.
 
-    ``lacking``: slug -> the later columns that the file was recorded without.
+    ``lacking``: slug -> the later columns that the file lacks, or has no value in.
     """
 
     table: pd.DataFrame
@@ -140,7 +140,7 @@ def _read(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
                     f"{found[name][wrong[0]]!r}; record it again"
                 )
             found[name] = numbers
-    later = tuple(name for name in LATER if name not in found)
+    later = tuple(name for name in LATER if name not in found or found[name].isna().all())
     return found.reindex(columns=[*NEEDED, *LATER]), later
 
 
@@ -265,7 +265,7 @@ def origin_of(rows: pd.DataFrame) -> Origin:
     on_gpu = not str(rows["device"].iloc[0]).startswith(CPU)
     device = " --device cuda" if on_gpu else ""
     return Origin(
-        command=f"make bench ARGS='--record --repeat {told('runs')}{device}'",
+        command=f"make bench ARGS='--repeat {told('runs')}{device}'",
         seed=None,
         parameters={"torch threads": told("threads")},
         device=told("device"),

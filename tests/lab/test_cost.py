@@ -50,7 +50,7 @@ def test_that_no_gpu_figure_exists_follows_from_the_files(tmp_path: Path) -> Non
     record(tmp_path)
     text = gpu_sentence(read_costs(tmp_path))
     assert text.startswith("No GPU figure exists yet: ")
-    assert "there is only bench-cpu.csv; `make bench ARGS='--record --repeat 3 --device" in text
+    assert "there is only bench-cpu.csv; `make bench ARGS='--repeat 3 --device" in text
     record(tmp_path, "a-made-up-gpu", GPU)
     assert gpu_sentence(read_costs(tmp_path)) == "GPU figures are those of a-made-up-gpu."
 
@@ -146,8 +146,14 @@ def test_what_the_benchmark_has_and_the_file_lacks_is_named(rows: pd.DataFrame) 
     assert missing(one) == (f"merge: 1 of 24 cases are not measured ({merge.FULL[0].name})",)
 
 
-def test_a_file_from_before_the_sizes_is_read_and_said_to_lack_them(tmp_path: Path) -> None:
-    frame().drop(columns=list(LATER)).to_csv(tmp_path / "bench-cpu.csv", index=False)
+@pytest.mark.parametrize("absent", [True, False])
+def test_a_file_from_before_the_sizes_is_read_and_said_to_lack_them(
+    absent: bool, tmp_path: Path
+) -> None:
+    old = frame().drop(columns=list(LATER))
+    (old if absent else old.assign(**dict.fromkeys(LATER))).to_csv(
+        tmp_path / "bench-cpu.csv", index=False
+    )
     costs = read_costs(tmp_path)
     assert costs.lacking == {"cpu": LATER}
     assert lacking_sentence(costs).startswith("bench-cpu.csv was recorded before its sizes were")
@@ -161,19 +167,19 @@ def test_a_file_from_before_the_sizes_is_read_and_said_to_lack_them(tmp_path: Pa
 
 def test_the_origin_names_threads_device_commit_and_day(rows: pd.DataFrame) -> None:
     found = origin_of(rows)
-    assert found.command == "make bench ARGS='--record --repeat 3'"
+    assert found.command == "make bench ARGS='--repeat 3'"
     assert found.parameters == {"torch threads": "2"}
     assert (found.device, found.commit, found.created) == (CPU.device, "966e344", "2026-01-02")
     later = rows.head(1).assign(commit="1a2b3c4", device=GPU.device)
     both = origin_of(pd.concat([later, rows]))
-    assert both.command == "make bench ARGS='--record --repeat 3 --device cuda'"
+    assert both.command == "make bench ARGS='--repeat 3 --device cuda'"
     assert both.commit == "1a2b3c4/966e344"
     with pytest.raises(StudyError, match=r"an origin is that of rows: got none; take the rows of"):
         origin_of(rows.head(0))
 
 
 def test_a_folder_without_a_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"holds none; make one with `make bench ARGS='--record"):
+    with pytest.raises(StudyError, match=r"holds none; make one with `make bench ARGS='--repeat"):
         read_costs(tmp_path)
 
 
