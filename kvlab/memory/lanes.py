@@ -17,6 +17,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from kvlab import ops
 from kvlab.errors import BackupError, PoolError
 from kvlab.index.layout import require_int
 from kvlab.memory.flight import Flight, landed
@@ -100,7 +101,7 @@ class StagedLane:
     Rows move on the one stream, contiguous pieces on the other. Device memory on top of staging,
     while copies are in flight: 8 bytes a row of each (its ids) and 8 bytes for each layer and
     block of 4096 rows (its sums). One lane may serve several pools of one device; its copies then
-    take turns, and writes to one pool wait for the others' too.
+    take turns, and writes to one pool wait for the others' too. ``backend``: of ``kvlab.ops``.
 
     Errors: LayoutError for a staging size below 1; from ``require_pool`` BackupError for one below
     a row of the pool, PoolError for a pool on another device.
@@ -113,10 +114,11 @@ class StagedLane:
         streams: Streams,
         device: str | torch.device,
         staging_bytes: int = STAGING_BYTES,
+        backend: ops.Backend | None = None,
     ) -> None:
         require_int("staging_bytes", staging_bytes, 1, "bytes of device memory for staging")
         self.device, self.staging_bytes = torch.device(device), staging_bytes
-        self._streams = streams
+        self._streams, self.backend = streams, backend
         self._rows, self._copies = streams.stream(), streams.stream()
         self._staging: Tensor | None = None
         self._flights: list[Flight] = []
@@ -204,7 +206,7 @@ class StagedLane:
         self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, found: Found | None = None
     ) -> Job:
         # A copy of the ids: the caller's table may be another request's before they are read.
-        job = Job(buffer, rows.clone(), kv, page_size, found)
+        job = Job(buffer, rows.clone(), kv, page_size, found, self.backend)
         here = self._streams.caller().mark()
         for stream in (self._rows, self._copies):
             stream.after(here)  # what the caller wrote is there, and its tensors are
@@ -220,10 +222,14 @@ class StagedLane:
 
     def _staging_of(self, buffer: Tensor) -> Tensor:
         if self._staging is None:
-            self._staging = torch.empty(self.staging_bytes, dtype=torch.uint8, device=self.device)
+            self._staging = self._allocate(self.staging_bytes)
         row = buffer.shape[2] * buffer.element_size()
         whole = self.staging_bytes // row * row
         return self._staging[:whole].view(buffer.dtype).view(-1, buffer.shape[2])
+
+    def _allocate(self, nbytes: int) -> Tensor:
+        """All the staging memory there is comes from here."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
 
 class CudaLane(StagedLane):
@@ -251,11 +257,16 @@ class DeferredLane(StagedLane):
 
     Args:
         seed: see ``DeferredStreams``.
-        staging_bytes: as ``StagedLane``.
+        staging_bytes, backend: as ``StagedLane``.
     """
 
-    def __init__(self, seed: int | None = None, staging_bytes: int = STAGING_BYTES) -> None:
-        super().__init__(DeferredStreams(seed), "cpu", staging_bytes)
+    def __init__(
+        self,
+        seed: int | None = None,
+        staging_bytes: int = STAGING_BYTES,
+        backend: ops.Backend | None = None,
+    ) -> None:
+        super().__init__(DeferredStreams(seed), "cpu", staging_bytes, backend)
 
 
 def default_lane(device: torch.device) -> Lane:

@@ -53,6 +53,7 @@ class Job:
     kv: Tensor
     page_size: int
     found: Found | None = None
+    backend: ops.Backend | None = None
     error: Exception | None = None
     _sums: list[Tensor] = field(default_factory=list)
     _told: list[Tensor] = field(default_factory=list)
@@ -77,6 +78,7 @@ class Job:
                 sums=self._sums[0],
                 block_rows=block_rows(self.page_size),
                 page_size=self.page_size,
+                backend=self.backend,
             )
         )
 
@@ -92,6 +94,7 @@ class Job:
                 sums=self._sums[0],
                 block_rows=block_rows(self.page_size),
                 page_size=self.page_size,
+                backend=self.backend,
             )
         )
 
