@@ -42,7 +42,7 @@ def test_a_restore_that_fails_on_one_rank_can_be_done_again(
             raise RuntimeError("the bus is gone")
         scatter_rows(*given)  # type: ignore[arg-type]  # the arguments as they came
 
-    monkeypatch.setattr("kvlab.memory.mla_pool.scatter_rows", failing)
+    monkeypatch.setattr("kvlab.memory.lanes.scatter_rows", failing)
     with pytest.raises(RuntimeError, match="bus"):
         cells.restore(5, backups, NEW)
     assert not any(backup.spent for backup in backups)
