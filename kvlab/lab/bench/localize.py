@@ -2,8 +2,8 @@
 
 A rank's first look at a run verifies every id; the other ranks of the process find it verified.
 ``localize_run`` checks into a flag that nobody reads while the clock runs, by each backend that the
-device has. Calls go round several runs, more than the last-level cache holds, so that ids are as
-cold as a server's. The copy moves what a checked localization must: it reads n ids and writes n/c.
+device has. Calls go through more runs than the last-level cache holds, so that ids are as cold as a
+server's. The copy moves what a checked localization must: it reads n ids and writes n/c.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,10 @@ from torch import Tensor
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots, localize, localize_strided
 from kvlab.lab.bench import upstream
-from kvlab.lab.bench.clock import Contender, Effort, take_turns_within
+from kvlab.lab.bench.clock import Effort, take_turns_within
 from kvlab.lab.bench.place import Place
 from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare
+from kvlab.lab.bench.tour import Tour
 from kvlab.ops import Backend, CheckFlag, localize_run
 
 PART = "localize"
@@ -33,9 +34,18 @@ CHECKED, FIRST, FURTHER, ALL = (
     "localize, further rank",
     "localize, all c ranks",
 )
-Way = Callable[[Tensor, WidenedSlots], Sequence[Tensor]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """The slots of a run, the same ones verified before, and memory that a copy goes to."""
+
+    ids: Tensor
+    verified: WidenedSlots
+    target: Tensor
+
+
+Way = Callable[[Run], Sequence[Tensor]]
 _EFFORT, _QUICK = Effort(2.0, most=60), Effort(0.3, most=15)
 
 
@@ -112,26 +122,26 @@ def run_name(backend: Backend) -> str:
 
 
 def ways(case: LocalizeCase, place: Place, flag: CheckFlag) -> dict[str, Way]:
-    """Every contender: from (ids, the same ids verified before) to the rows of one or all ranks."""
+    """Every contender: from a run to the rows of one rank or of all."""
     c, rank, layout = case.dcp_size, case.rank, case.layout
     bounds = (layout.first_slot, layout.slot_end)
 
-    def all_ranks(ids: Tensor, _: WidenedSlots) -> list[Tensor]:
-        slots = WidenedSlots(ids)
+    def all_ranks(run: Run) -> list[Tensor]:
+        slots = WidenedSlots(run.ids)
         return [localize(slots, layout, r).ids for r in range(c)]
 
     def by(backend: Backend) -> Way:
-        return lambda ids, _: [
-            localize_run(ids, c, rank, bounds=bounds, flag=flag, backend=backend)
+        return lambda run: [
+            localize_run(run.ids, c, rank, bounds=bounds, flag=flag, backend=backend)
         ]
 
     return {
-        STRIDE: lambda ids, _: [upstream.stride(ids, c, rank)],
-        MASK: lambda ids, _: [upstream.mask(ids, c, rank)],
-        CHECKED: lambda ids, _: [localize_strided(ids, c, rank)],
-        FIRST: lambda ids, _: [localize(WidenedSlots(ids), layout, rank).ids],
-        FURTHER: lambda _, verified: [localize(verified, layout, rank).ids],
-        STRIDES: lambda ids, _: [upstream.stride(ids, c, r) for r in range(c)],
+        STRIDE: lambda run: [upstream.stride(run.ids, c, rank)],
+        MASK: lambda run: [upstream.mask(run.ids, c, rank)],
+        CHECKED: lambda run: [localize_strided(run.ids, c, rank)],
+        FIRST: lambda run: [localize(WidenedSlots(run.ids), layout, rank).ids],
+        FURTHER: lambda run: [localize(run.verified, layout, rank).ids],
+        STRIDES: lambda run: [upstream.stride(run.ids, c, r) for r in range(c)],
         ALL: all_ranks,
         **{run_name(backend): by(backend) for backend in place.backends},
     }
@@ -139,18 +149,19 @@ def ways(case: LocalizeCase, place: Place, flag: CheckFlag) -> dict[str, Way]:
 
 def rows_of(case: LocalizeCase, place: Place) -> list[Row]:
     """Time one case. Errors: StudyError when two contenders disagree about the rows."""
-    inputs = []
+    inputs: list[Run] = []
     for ids in make_runs(case, place):
         verified = WidenedSlots(ids)
         localize(verified, case.layout, (case.rank + 1) % case.dcp_size)
-        inputs.append((ids, verified))
+        inputs.append(Run(ids, verified, torch.zeros_like(ids[: case.copy_ids])))
     flag = CheckFlag(place.device)
-    contenders = []
-    for name, way in ways(case, place, flag).items():
-        for ids, verified in inputs[:2]:
-            _require_equal(case, name, way(ids, verified), ids)
-        contenders.append(Contender(name, _round(way, inputs), calls=len(inputs)))
-    contenders.append(Contender(COPY, _copies(case, [ids for ids, _ in inputs]), calls=len(inputs)))
+    found = ways(case, place, flag)
+    tour = Tour(inputs, len(found) + 1)
+    for name, way in found.items():
+        for run in inputs[:2]:
+            _require_equal(case, name, way(run), run.ids)
+    contenders = [tour.add(name, way) for name, way in found.items()]
+    contenders.append(tour.add(COPY, lambda run: run.target.copy_(run.ids[: case.copy_ids])))
     timing = take_turns_within(contenders, case.effort, place.wait)
     if flag.read() is not None:
         raise StudyError(
@@ -197,26 +208,6 @@ def measure(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
         # The runs, the targets of the copies, and temporaries of the mask.
         why = place.lacks(0, 16 * case.ids * (case.runs_at(place) + 2))
         yield rows_of(case, place) if why is None else LeftOut(PART, case.name, why)
-
-
-def _round(
-    way: Way, inputs: Sequence[tuple[Tensor, WidenedSlots]]
-) -> Callable[[int], Callable[[], object]]:
-    def go_round() -> None:
-        for ids, verified in inputs:
-            way(ids, verified)
-
-    return lambda _: go_round
-
-
-def _copies(case: LocalizeCase, runs: Sequence[Tensor]) -> Callable[[int], Callable[[], object]]:
-    targets = [torch.zeros_like(ids[: case.copy_ids]) for ids in runs]
-
-    def go_round() -> None:
-        for ids, target in zip(runs, targets, strict=True):
-            target.copy_(ids[: case.copy_ids])
-
-    return lambda _: go_round
 
 
 def _require_equal(case: LocalizeCase, name: str, found: Sequence[Tensor], ids: Tensor) -> None:

@@ -7,7 +7,7 @@ and 512 elements on c=8 read 8 x 2,048 rows of 1,028 bytes and write 2,048; the 
 that, 9.5 MB.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kvlab.attn import Partial
 from kvlab.errors import StudyError
-from kvlab.lab.bench.clock import Contender, Effort, take_turns_within
+from kvlab.lab.bench.clock import Effort, take_turns_within
 from kvlab.lab.bench.place import Place
 from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare
+from kvlab.lab.bench.tour import Tour
 from kvlab.ops import Backend, merge_stacked
 
 PART = "merge"
@@ -26,7 +27,6 @@ NEAR_COPY = Aim(0.8, "at least 0.8")
 # Outputs have a standard deviation of 1; bfloat16 keeps 8 bits.
 _EQUAL = 2e-2
 
-Stacked = tuple[Tensor, Tensor]
 _EFFORT, _QUICK = Effort(0.8, most=30), Effort(0.3, most=9)
 
 
@@ -58,6 +58,17 @@ class MergeCase:
         return self.dcp_size * self.requests * self.heads * (2 * self.width + 4)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """Partials of one merge, ``(c, requests, heads, width)`` and ``(c, requests, heads)``; bytes of
+    them to copy, and where to."""
+
+    out: Tensor
+    lse: Tensor
+    source: Tensor
+    target: Tensor
+
+
 FULL = tuple(
     MergeCase(model, c, requests, heads, width)
     for model, heads in (("Kimi Linear", 32), ("DeepSeek", 128))
@@ -68,7 +79,7 @@ FULL = tuple(
 QUICK = (MergeCase("Kimi Linear", 8, 8, 32, 512, _QUICK),)
 
 
-def make_stacks(case: MergeCase, place: Place) -> list[Stacked]:
+def make_stacks(case: MergeCase, place: Place) -> list[Stack]:
     """Partials of several steps, more than the cache holds; one in eight is an empty shard."""
     chance = torch.Generator(place.device).manual_seed(0)
     shape = (case.dcp_size, case.requests, case.heads)
@@ -77,7 +88,9 @@ def make_stacks(case: MergeCase, place: Place) -> list[Stacked]:
         out = torch.randn(*shape, case.width, generator=chance, device=place.device)
         lse = 3 * torch.randn(shape, generator=chance, device=place.device)
         lse[torch.rand(shape, generator=chance, device=place.device) < 0.125] = -torch.inf
-        stacks.append((out.to(torch.bfloat16), lse))
+        out = out.to(torch.bfloat16)
+        source = out.view(-1).view(torch.uint8)[: case.copy_bytes]
+        stacks.append(Stack(out, lse, source, torch.zeros_like(source)))
     return stacks
 
 
@@ -89,12 +102,12 @@ def merge_name(backend: Backend) -> str:
 def rows_of(case: MergeCase, place: Place) -> list[Row]:
     """Time one case. Errors: StudyError when a merge is not the weighted mean."""
     stacks = make_stacks(case, place)
+    tour = Tour(stacks, len(place.backends) + 1)
     contenders = []
     for backend in place.backends:
         _require_mean(case, backend, stacks[0])
-        name, call = merge_name(backend), _merges(backend, stacks)
-        contenders.append(Contender(name, call, calls=len(stacks)))
-    contenders.append(Contender(COPY, _copies(case, stacks), calls=len(stacks)))
+        contenders.append(tour.add(merge_name(backend), _merge_by(backend)))
+    contenders.append(tour.add(COPY, lambda stack: stack.target.copy_(stack.source)))
     timing = take_turns_within(contenders, case.effort, place.wait)
     rows = []
     for backend in place.backends:
@@ -115,27 +128,12 @@ def measure(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
         yield rows_of(case, place) if why is None else LeftOut(PART, case.name, why)
 
 
-def _merges(backend: Backend, stacks: Sequence[Stacked]) -> Callable[[int], Callable[[], object]]:
-    def go_round() -> None:
-        for out, lse in stacks:
-            merge_stacked(out, lse, backend=backend)
-
-    return lambda _: go_round
+def _merge_by(backend: Backend) -> Callable[[Stack], Partial]:
+    return lambda stack: merge_stacked(stack.out, stack.lse, backend=backend)
 
 
-def _copies(case: MergeCase, stacks: Sequence[Stacked]) -> Callable[[int], Callable[[], object]]:
-    sources = [out.view(-1).view(torch.uint8)[: case.copy_bytes] for out, _ in stacks]
-    targets = [torch.zeros_like(source) for source in sources]
-
-    def go_round() -> None:
-        for source, target in zip(sources, targets, strict=True):
-            target.copy_(source)
-
-    return lambda _: go_round
-
-
-def _require_mean(case: MergeCase, backend: Backend, stack: Stacked) -> None:
-    out, lse = stack
+def _require_mean(case: MergeCase, backend: Backend, stack: Stack) -> None:
+    out, lse = stack.out, stack.lse
     merged: Partial = merge_stacked(out, lse, backend=backend)
     weights = torch.nan_to_num(torch.softmax(lse.double(), dim=0))  # NaN: every shard is empty
     want = (weights[..., None] * out.double()).sum(dim=0)

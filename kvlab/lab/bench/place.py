@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from kvlab.errors import StudyError
+from kvlab.lab.bench.tour import WINDOWS
 from kvlab.ops import Backend, status
 
 _UNITS = {"K": 2**10, "M": 2**20}
@@ -59,8 +60,10 @@ class Place:
         return self.backends[-1]
 
     def sets(self, touched_bytes: int, least: int = 2) -> int:
-        """How many inputs of ``touched_bytes`` each to go through, to find none in the cache."""
-        return max(least, min(_MOST_SETS, -(-2 * self.cache_bytes // max(1, touched_bytes))))
+        """How many inputs of ``touched_bytes`` each to go through, to find none in the cache: a
+        multiple of 16 where more than 16, as a ``Tour`` has it."""
+        count = min(_MOST_SETS, -(-2 * self.cache_bytes // max(1, touched_bytes)))
+        return max(least, count if count <= WINDOWS else -(-count // WINDOWS) * WINDOWS)
 
     def lacks(self, host_bytes: int, device_bytes: int) -> str | None:
         """Why a case that needs these bytes is left out; None when three quarters of what is here

@@ -7,7 +7,7 @@ what a rank must: all ids read, its own rows read and written. Worked example: 8
 64 KiB and 1,024 rows of 1,152 bytes, a copy of 1.2 MB.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.bench import upstream
-from kvlab.lab.bench.clock import Contender, Effort, take_turns_within
+from kvlab.lab.bench.clock import Effort, take_turns_within
 from kvlab.lab.bench.localize import count_text
 from kvlab.lab.bench.place import Place
 from kvlab.lab.bench.rows import Facts, LeftOut, Row, compare
+from kvlab.lab.bench.tour import Tour
 from kvlab.memory import MLATokenToKVPool
 from kvlab.ops import Backend, CheckFlag, set_mla_kv_buffer
 
@@ -29,8 +30,6 @@ KV_LORA_RANK, QK_ROPE_HEAD_DIM = 512, 64
 ROW_BYTES = 2 * (KV_LORA_RANK + QK_ROPE_HEAD_DIM)
 EAGER, POOL, COPY = "upstream's eager write", "the pool's method", "copy"
 
-Step = tuple[Tensor, Tensor]
-Write = Callable[[Tensor, Tensor], None]
 _EFFORT, _QUICK = Effort(0.8, most=30), Effort(0.3, most=9)
 
 
@@ -64,6 +63,18 @@ class WriteCase:
         return place.sets(2 * self.copy_bytes)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Slots ``(n,)`` and their rows ``(n, 576)`` in two parts; bytes to copy, and where to."""
+
+    ids: Tensor
+    k_nope: Tensor
+    k_rope: Tensor
+    source: Tensor
+    target: Tensor
+
+
+Write = Callable[[Step], None]
 FULL = tuple(
     WriteCase(ids, c, paged)
     for ids, paged in ((64, False), (512, False), (8192, True))
@@ -100,11 +111,13 @@ class WriteBench:
         # Finite bfloat16, whatever the bits: the top bit of each exponent is cleared.
         finite = int.from_bytes(b"\xff\xbf" * 4, "little", signed=True)
         self.values.random_(generator=chance).bitwise_and_(finite)
-        #: (ids ``(n,)``, rows ``(n, 576)``) of each step.
-        self.steps: list[Step] = [
-            (ids, step[:words].view(torch.bfloat16).view(case.ids, -1))
-            for ids, step in zip(self._slots(count), self.values, strict=True)
-        ]
+        size = case.copy_bytes
+        target = torch.zeros(count, size, dtype=torch.uint8, device=place.device)
+        self.steps: list[Step] = []
+        for ids, step, copied in zip(self._slots(count), self.values, target, strict=True):
+            rows = step[:words].view(torch.bfloat16).view(case.ids, -1)
+            parts = (rows[:, :KV_LORA_RANK], rows[:, KV_LORA_RANK:])
+            self.steps.append(Step(ids, *parts, step.view(torch.uint8)[:size], copied))
 
     def _slots(self, count: int) -> list[Tensor]:
         """Distinct slots of each step, as many of every owner as of any other."""
@@ -119,49 +132,35 @@ class WriteBench:
         return list(steps.contiguous().to(self.place.device))
 
     def ways(self) -> dict[str, Write]:
-        """Every contender that writes: from (ids, rows)."""
+        """Every contender that writes a step."""
         case, layout, layer = self.case, self.layout, self.pool.buffer[0]
 
         def by(backend: Backend) -> Write:
-            def write(ids: Tensor, rows: Tensor) -> None:
-                set_mla_kv_buffer(
-                    layer,
-                    ids,
-                    rows[:, :KV_LORA_RANK],
-                    rows[:, KV_LORA_RANK:],
-                    case.dcp_size,
-                    case.rank,
-                    first_slot=layout.first_slot,
-                    slot_end=layout.slot_end,
-                    flag=self.flag,
-                    backend=backend,
-                )
+            return lambda step: set_mla_kv_buffer(
+                layer,
+                step.ids,
+                step.k_nope,
+                step.k_rope,
+                case.dcp_size,
+                case.rank,
+                first_slot=layout.first_slot,
+                slot_end=layout.slot_end,
+                flag=self.flag,
+                backend=backend,
+            )
 
-            return write
+        def eager(step: Step) -> None:
+            parts = (step.ids, step.k_nope, step.k_rope)
+            upstream.write_owned(layer, *parts, case.dcp_size, case.rank)
 
-        def eager(ids: Tensor, rows: Tensor) -> None:
-            parts = (rows[:, :KV_LORA_RANK], rows[:, KV_LORA_RANK:])
-            upstream.write_owned(layer, ids, *parts, case.dcp_size, case.rank)
-
-        def pool(ids: Tensor, rows: Tensor) -> None:
-            self.pool.set_mla_kv_buffer(0, ids, rows[:, :KV_LORA_RANK], rows[:, KV_LORA_RANK:])
+        def pool(step: Step) -> None:
+            self.pool.set_mla_kv_buffer(0, step.ids, step.k_nope, step.k_rope)
 
         return {
             EAGER: eager,
             POOL: pool,
             **{op_name(backend): by(backend) for backend in self.place.backends},
         }
-
-    def copies(self) -> Callable[[int], Callable[[], object]]:
-        """The floor: as many bytes of the rows of each step into other memory, in one piece."""
-        size, source = self.case.copy_bytes, self.values.view(torch.uint8)
-        target = torch.zeros(len(self.steps), size, dtype=torch.uint8, device=self.place.device)
-
-        def go_round() -> None:
-            for step, place in zip(source, target, strict=True):
-                place.copy_(step[:size])
-
-        return lambda _: go_round
 
 
 def op_name(backend: Backend) -> str:
@@ -174,11 +173,9 @@ def rows_of(case: WriteCase, place: Place) -> list[Row]:
     bench = WriteBench(case, place)
     ways = bench.ways()
     require_equal(bench, ways)
-    contenders = [
-        Contender(name, _round(way, bench.steps), calls=len(bench.steps))
-        for name, way in ways.items()
-    ]
-    contenders.append(Contender(COPY, bench.copies(), calls=len(bench.steps)))
+    tour = Tour(bench.steps, len(ways) + 1)
+    contenders = [tour.add(name, way) for name, way in ways.items()]
+    contenders.append(tour.add(COPY, lambda step: step.target.copy_(step.source)))
     timing = take_turns_within(contenders, case.effort, place.wait)
     facts = Facts("owner_write", ids=case.ids, dcp_size=case.dcp_size, bytes=case.copy_bytes)
     backends: dict[str, Backend] = {op_name(backend): backend for backend in place.backends}
@@ -210,8 +207,8 @@ def require_equal(bench: WriteBench, ways: dict[str, Write]) -> None:
     found = []
     for way in ways.values():
         bench.pool.buffer.zero_()
-        for ids, rows in bench.steps[:2]:
-            way(ids, rows)
+        for step in bench.steps[:2]:
+            way(step)
         found.append(bench.pool.buffer.clone())
     same = all(torch.equal(found[0], other) for other in found[1:])
     if not same or not bool(found[0].any()) or bench.flag.read() is not None:
@@ -219,11 +216,3 @@ def require_equal(bench: WriteBench, ways: dict[str, Write]) -> None:
             f"what is timed must be right: {', '.join(ways)} do not store the same rows "
             f"({bench.case.name}); do not trust this benchmark"
         )
-
-
-def _round(way: Write, steps: Sequence[Step]) -> Callable[[int], Callable[[], object]]:
-    def go_round() -> None:
-        for ids, rows in steps:
-            way(ids, rows)
-
-    return lambda _: go_round

@@ -17,9 +17,9 @@ def test_all_ways_to_localize_give_the_rows_of_the_mask(ids: int, c: int) -> Non
     case = replace(FEW_IDS, ids=ids, dcp_size=c)
     run = localize.make_runs(case, HERE)[1]
     assert len(run) == ids
-    verified = WidenedSlots(run)
+    given = localize.Run(run, WidenedSlots(run), run.clone())
     for name, way in localize.ways(case, HERE, CheckFlag("cpu")).items():
-        found = way(run, verified)
+        found = way(given)
         ranks = range(c) if name in (localize.ALL, localize.STRIDES) else [case.rank]
         for rank, rows in zip(ranks, found, strict=True):
             assert rows.tolist() == [i // c for i in run.tolist() if i % c == rank], name

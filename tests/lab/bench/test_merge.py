@@ -23,9 +23,10 @@ def test_the_rows_of_a_case_are_whole_and_hold_its_sizes() -> None:
 
 
 def test_the_copy_is_half_of_what_is_read_and_written() -> None:
-    (out, lse), *_ = merge.make_stacks(FEW_ROWS, HERE)
-    read = out.numel() * out.element_size() + lse.numel() * lse.element_size()
+    stack, *_ = merge.make_stacks(FEW_ROWS, HERE)
+    read = stack.out.nbytes + stack.lse.nbytes
     assert read == FEW_ROWS.read_bytes
+    assert stack.source.nbytes == stack.target.nbytes == FEW_ROWS.copy_bytes
     assert 2 * FEW_ROWS.copy_bytes == read + read // FEW_ROWS.dcp_size
     assert all(case.copy_bytes <= 2 * case.dcp_size * case.requests * case.heads * case.width
                for case in merge.FULL)  # fmt: skip
@@ -34,7 +35,7 @@ def test_the_copy_is_half_of_what_is_read_and_written() -> None:
 def test_the_stacks_exceed_the_cache_and_some_shards_are_empty() -> None:
     stacks = merge.make_stacks(replace(FEW_ROWS, dcp_size=8), HERE)
     assert len(stacks) * FEW_ROWS.read_bytes * 8 // 3 >= 2 * HERE.cache_bytes
-    empty = torch.stack([lse for _, lse in stacks]).isinf()
+    empty = torch.stack([stack.lse for stack in stacks]).isinf()
     assert 0.05 < float(empty.double().mean()) < 0.25
 
 

@@ -24,19 +24,21 @@ def test_every_writer_leaves_the_same_layer(case: WriteCase) -> None:
 @pytest.mark.parametrize("case", [FEW_WRITES, PAGES])
 def test_steps_share_no_slot_and_each_has_as_many_of_every_rank(case: WriteCase) -> None:
     bench = WriteBench(case, HERE)
-    slots = torch.cat([ids for ids, _ in bench.steps])
+    slots = torch.cat([step.ids for step in bench.steps])
     assert len(set(slots.tolist())) == len(slots) == case.steps(HERE) * case.ids
-    for ids, rows in bench.steps:
-        assert torch.bincount(ids % 4).tolist() == [case.ids // 4] * 4
-        assert rows.shape == (case.ids, 576)
-        assert rows.isfinite().all()
+    for step in bench.steps:
+        assert torch.bincount(step.ids % 4).tolist() == [case.ids // 4] * 4
+        assert step.k_nope.shape[1] + step.k_rope.shape[1] == 576
+        assert step.k_nope.isfinite().all()
+        assert step.k_rope.isfinite().all()
+        assert step.source.nbytes == step.target.nbytes == case.copy_bytes
     assert case.steps(HERE) * 2 * case.copy_bytes >= 2 * HERE.cache_bytes
 
 
 def test_pages_come_whole_and_decode_slots_mixed() -> None:
-    paged, _ = WriteBench(PAGES, HERE).steps[0]
+    paged = WriteBench(PAGES, HERE).steps[0].ids
     assert torch.equal(paged.view(-1, 256) % 256, torch.arange(256).expand(2, 256))
-    mixed, _ = WriteBench(FEW_WRITES, HERE).steps[0]
+    mixed = WriteBench(FEW_WRITES, HERE).steps[0].ids
     assert not torch.equal(mixed, mixed.sort().values)
 
 
