@@ -229,6 +229,30 @@ def missing(rows: pd.DataFrame, parts: Iterable[str] = tuple(CASES)) -> tuple[st
     return tuple(said)
 
 
+def gpu_aims() -> list[tuple[str, str, str]]:
+    """(ours, beside, aim in words) of what is held against an aim on CUDA only."""
+    return [
+        ("backup, restore", request_pool.UPSTREAM, requests.ABOVE_UPSTREAM.words),
+        ("backup, restore", f"{request_pool.OUT}, pinned", requests.NEAR_COPY.words),
+        ("localize_run, 4M ids", localize.COPY, localize.NEAR_COPY.words),
+        ("merge of c partials", merge.COPY, merge.NEAR_COPY.words),
+    ]
+
+
+def drawn(points: pd.DataFrame, sentences: Sequence[str]) -> pd.DataFrame:
+    """What a figure is saved with: its points, or, where it has none, what was not measured."""
+    if len(points):
+        return points
+    return pd.DataFrame({"not_measured": list(sentences) or ["nothing"]})
+
+
+def conditions(costs: Costs) -> pd.DataFrame:
+    """One row a device and number of torch threads: what its rows were measured with."""
+    by = ["slug", "device", "threads", "torch", "commit", "created"]
+    found = costs.table.groupby(by, sort=False, dropna=False).size().rename("rows").reset_index()
+    return found.assign(threads=found["threads"].astype(int))
+
+
 def lacking_sentence(costs: Costs) -> str:
     """Which files were recorded before sizes were columns; "" if none was."""
     old = [f"{PREFIX}{slug}.csv" for slug, columns in costs.lacking.items() if columns]

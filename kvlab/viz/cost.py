@@ -20,6 +20,7 @@ from matplotlib.ticker import NullLocator
 
 from kvlab.errors import StudyError
 from kvlab.lab.bench.localize import count_text
+from kvlab.lab.origin import Origin
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
 
 NOT_MEASURED = "not measured yet"
@@ -124,6 +125,11 @@ def aim_lines(ax: Axes, values: Iterable[float]) -> None:
             ha="right",
             fontsize=7,
         )
+
+
+def device_name(origin: Origin) -> str:
+    """The device of a title, without driver and cores: "cpu", "NVIDIA H200"."""
+    return origin.device.partition(" (")[0]
 
 
 def not_measured(sentences: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from kvlab.viz.cost import (
     Mark,
     aim_lines,
     count_axis,
+    device_name,
     not_measured,
     require_points,
     say_nothing,
@@ -46,7 +47,8 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
     """
     require_points(points, COLUMNS, "backup and restore")
     fig = figure("double", height=5.0)
-    fig.suptitle("Backup and restore beside upstream's loop and beside one copy", x=0.01, ha="left")
+    title = f"Backup and restore beside upstream's loop and one copy: {device_name(origin)}"
+    fig.suptitle(title, x=0.01, ha="left")
     layers = sorted(points["layers"].unique())
     sizes = sorted(points["dcp_size"].unique())
     grid = fig.add_gridspec(3, len(OPS), height_ratios=[1, 1, 0.2])

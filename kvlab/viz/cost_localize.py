@@ -15,7 +15,15 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from kvlab.lab.bench import localize
 from kvlab.lab.origin import Origin
-from kvlab.viz.cost import Mark, count_axis, not_measured, require_points, say_nothing, spread_line
+from kvlab.viz.cost import (
+    Mark,
+    count_axis,
+    device_name,
+    not_measured,
+    require_points,
+    say_nothing,
+    spread_line,
+)
 from kvlab.viz.strips import legend_below
 from kvlab.viz.style import (
     BLACK,
@@ -54,7 +62,7 @@ def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str]
     require_points(points, COLUMNS, "localization")
     fig = figure("double", height=3.4)
     ax = fig.subplots()
-    ax.set_title("What a localization costs, by the length of the run")
+    ax.set_title(f"What a localization costs, by the length of the run: {device_name(origin)}")
     if points.empty:
         say_nothing(ax)
     else:

@@ -22,6 +22,7 @@ from kvlab.viz.cost import (
     Mark,
     aim_lines,
     bytes_axis,
+    device_name,
     not_measured,
     require_points,
     say_nothing,
@@ -42,7 +43,9 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
     Errors: StudyError for a table without its columns.
     """
     require_points(points, COLUMNS, "merge and owner write")
-    fig = figure("double", height=3.2)
+    fig = figure("double", height=3.4)
+    title = f"Merge and owner write beside one copy: {device_name(origin)}"
+    fig.suptitle(title, x=0.01, ha="left")
     axes = fig.subplots(1, len(PARTS), sharey=True)
     for ax, (part, name) in zip(axes, PARTS.items(), strict=True):
         ax.set_title(name)

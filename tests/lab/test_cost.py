@@ -15,7 +15,9 @@ from kvlab.lab.cost import (
     LATER,
     aims,
     aims_for_people,
+    conditions,
     copy_points,
+    drawn,
     gpu_sentence,
     lacking_sentence,
     localize_points,
@@ -165,6 +167,22 @@ def test_a_file_from_before_the_sizes_is_read_and_said_to_lack_them(
     assert lacking_sentence(read_costs(tmp_path)) == ""
 
 
+def test_a_figure_without_points_is_saved_with_what_was_not_measured(rows: pd.DataFrame) -> None:
+    points = share_points(rows)
+    assert drawn(points, ["x"]) is points
+    assert drawn(points.head(0), ["x"]).to_dict("list") == {"not_measured": ["x"]}
+    assert drawn(points.head(0), []).to_dict("list") == {"not_measured": ["nothing"]}
+
+
+def test_every_device_is_told_with_its_threads_and_versions(tmp_path: Path) -> None:
+    record(tmp_path)
+    record(tmp_path, "a-made-up-gpu", GPU)
+    found = conditions(read_costs(tmp_path))
+    assert found["slug"].tolist() == ["a-made-up-gpu", "cpu"]
+    assert found["threads"].tolist() == [8, 2]
+    assert found["rows"].tolist() == [len(frame())] * 2
+
+
 def test_the_origin_names_threads_device_commit_and_day(rows: pd.DataFrame) -> None:
     found = origin_of(rows)
     assert found.command == "make bench ARGS='--repeat 3'"
@@ -211,6 +229,14 @@ def test_the_files_of_the_project_can_be_read() -> None:
         assert origin_of(rows).device
         for points in (localize_points, copy_points, share_points):
             points(rows)
+
+
+def test_the_aims_for_a_gpu_are_those_of_the_benchmark() -> None:
+    words = [aim for _, _, aim in cost.gpu_aims()]
+    wanted = (requests.ABOVE_UPSTREAM, requests.NEAR_COPY, localize.NEAR_COPY, merge.NEAR_COPY)
+    assert words == [aim.words for aim in wanted]
+    (size,) = [case.name for case in localize.FULL if case.aimed == "cuda"]
+    assert size.startswith("4M ids")
 
 
 def test_the_names_of_copies_are_those_of_the_benchmark() -> None:

@@ -1,5 +1,6 @@
 """Pictures of costs show the numbers of their rows, and say so where there are none."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvlab.viz.cost import NOT_MEASURED, bytes_text
 from kvlab.viz.cost_copies import copies_figure
 from kvlab.viz.cost_localize import localize_figure
 from kvlab.viz.cost_shares import shares_figure
-from kvlab.viz.save import figure_definition
+from kvlab.viz.save import figure_definition, figure_title
 from tests.lab.cost_rows import CPU, GPU, record
 from tests.viz.figure_checks import legend_words, nothing_overlaps
 
@@ -85,6 +86,16 @@ def test_the_caption_says_measured_and_the_footer_says_where(name: str, rows: pd
     assert "measured" in figure_definition(fig)
     assert "Not here" not in figure_definition(fig)
     assert any(CPU.device in text.get_text() for text in fig.texts)
+
+
+@pytest.mark.parametrize("name", list(FIGURES))
+def test_the_title_names_the_device_so_that_two_figures_can_be_told_apart(
+    name: str, rows: pd.DataFrame
+) -> None:
+    make, points = FIGURES[name]
+    assert figure_title(drawn(name, rows)).endswith(": cpu")
+    gpu = make(points(rows), replace(ORIGIN, device=GPU.device))
+    assert figure_title(gpu).endswith(": A made-up GPU")
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
