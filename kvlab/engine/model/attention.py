@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from kvlab.attn import Partial, merge_partials, merge_stacked, partial_attention
+from kvlab.attn import Partial, partial_attention
 from kvlab.engine.model.step import STEP, Step
 from kvlab.errors import PoolError
+from kvlab.ops import merge_partials, merge_stacked
 
 # The name under which models find the function (``config._attn_implementation``).
 NAME = "kvlab_dcp"

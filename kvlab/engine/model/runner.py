@@ -31,7 +31,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvlab.attn import merge_partials
 from kvlab.engine.model.attention import NAME, register
 from kvlab.engine.model.cache import StepCache
 from kvlab.engine.model.plan import plan_step, require_apart
@@ -41,6 +40,7 @@ from kvlab.engine.model.step import STEP, Form, Merge, Step, require_form
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int
+from kvlab.ops import merge_partials
 
 
 class ShardedModel:

@@ -11,10 +11,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from kvlab.attn import Partial, merge_partials
+from kvlab.attn import Partial
 from kvlab.engine.model.plan import StepPlan
 from kvlab.engine.model.pools import ModelPools
 from kvlab.errors import PoolError, RankMismatchError
+from kvlab.ops import merge_partials
 
 # The keyword argument of the model call that carries the step.
 STEP = "kvlab_step"

@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlab.attn import merge_partials
 from kvlab.engine.model import (
     Forced,
     Greedy,
@@ -40,6 +39,7 @@ from kvlab.lab.drift.metrics import divergence, ranks
 from kvlab.lab.drift.node import PAGE_SIZE, node_config
 from kvlab.lab.drift.prompts import Prompts
 from kvlab.memory import PagedTokenToKVPoolAllocator
+from kvlab.ops import merge_partials
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ROWS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
