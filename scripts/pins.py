@@ -5,7 +5,9 @@ Worked example, in an environment where the whole suite has just passed:
     .venv/bin/python scripts/pins.py > constraints.txt
 
 The closure starts at pyproject.toml's dependencies and its ``dev`` extra. The other extras are left
-out: they are optional, and a pin of something that was not tested would promise too much.
+out: they are optional, and a pin of something that was not tested would promise too much. On Linux
+the CUDA build of torch asks for one release of Triton and the CPU build for none: install that
+release before this runs, or the pins of the two contradict each other.
 """
 
 import sys

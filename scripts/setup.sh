@@ -6,13 +6,13 @@
 # interrupted one is noticed and starts again from an empty folder. A folder without a stamp was
 # made by somebody else and is never touched.
 #
-# Reads: VENV (.venv), PYTHON (the first usable one), KVLAB_MIN_FREE_MB (3000). pip's own settings
+# Reads: VENV (.venv), PYTHON (the first usable one), KVLAB_MIN_FREE_MB (4000). pip's own settings
 # (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=${VENV:-.venv}
-min_free_mb=${KVLAB_MIN_FREE_MB:-3000}
+min_free_mb=${KVLAB_MIN_FREE_MB:-4000}
 stamp=$venv/.kvlab-stamp
 log=build/setup.log
 
