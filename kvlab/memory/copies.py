@@ -70,6 +70,8 @@ class HostCopies:
         (nothing was taken); with ``wait=False`` IndexSpaceError for the values of ids only from
         ``backup.wait()``.
         """
+        if wait:
+            self._require_writes()
         rows, found = self._rows_to_read(slots, wait)
         layers, _, elements = self.buffer.shape
         size = layers * len(rows) * elements * self.buffer.element_size()
@@ -134,6 +136,7 @@ class HostCopies:
 
     def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
         """The rows to write, once nothing stands against ``load_cpu_copy``; writes nothing."""
+        self._require_writes()
         rows = self._rows_of(slots)
         require_fits(
             backup,
@@ -176,6 +179,9 @@ class HostCopies:
         return localize_unwaited(slots, self.row_layout, self.row_rank)
 
     def _require_rows(self, rows: PhysicalRows) -> None:
+        raise NotImplementedError
+
+    def _require_writes(self) -> None:
         raise NotImplementedError
 
     def _require_here(self) -> None:

@@ -190,11 +190,11 @@ class StagedLane:
 
     def before_write(self) -> None:
         """The caller's stream waits until all rows in flight have been read or written."""
-        self._streams.caller().after(self._freed)
+        self._freed = self._order(self._freed)
 
     def before_read(self) -> None:
         """The caller's stream waits for the restores in flight."""
-        self._streams.caller().after(self._written)
+        self._written = self._order(self._written)
 
     def audit(self) -> list[str]:
         """The broken law: staging memory stays within its parameter."""
@@ -213,6 +213,13 @@ class StagedLane:
             stream.after(self._staged)  # the copy before this one is out of staging
         self._rows.run(job.prepare())
         return job
+
+    def _order(self, event: Event) -> Event:
+        """Order the caller's stream after the event; afterwards what is left to order after."""
+        if event is not PAST:
+            self._streams.caller().after(event)
+        # What has run is forgotten: a CUDA graph that is captured later must not ask for it.
+        return PAST if event.done else event
 
     def _end(self, flight: Flight) -> Flight:
         self._staged = flight.ended

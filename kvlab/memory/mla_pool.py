@@ -21,6 +21,7 @@ from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.copies import HostCopies
+from kvlab.memory.flagged import FlaggedWrites, stored_rows
 from kvlab.memory.host import HostArena, default_arena
 from kvlab.memory.lanes import Lane, default_lane
 from kvlab.memory.plans import pack_rows, require_own_rows, whole_rows, write_plan
@@ -77,6 +78,9 @@ class MLATokenToKVPool(HostCopies):
         self.host = host if host is not None else default_arena(self.buffer)
         self.lane = lane if lane is not None else default_lane(self.device)
         self.lane.require_pool(self.buffer)
+        self.flagged: FlaggedWrites | None = None
+        if self.device.type == "cuda" and not self.write_loc_is_dcp_resolved:
+            self.flagged = FlaggedWrites(self.row_layout, self.row_rank, self.device)
 
     @property
     def rows_per_rank(self) -> int:
@@ -135,14 +139,22 @@ class MLATokenToKVPool(HostCopies):
                 the padding page and -1 are stored by nobody.
             k_nope: ``(n, kv_lora_rank)``; k_rope: ``(n, qk_rope_head_dim)``; any float dtype.
 
-        Errors: IndexSpaceError for a slot past the layout, PoolError for a wrong shape or layer.
+        On a GPU the host does not wait for the ids, a slot past the layout is stored by nobody,
+        and the next backup that is waited for, restore or audit tells of it. Errors:
+        IndexSpaceError for a slot past the layout, PoolError for a wrong shape or layer.
         """
         self._require_here()
         ids = loc.ids if isinstance(loc, WidenedSlots) else as_ids(loc, "loc")
         ids = ids.to(self.device)
+        if self.flagged is not None:
+            widths = (self.kv_lora_rank, self.qk_rope_head_dim)
+            rows = stored_rows(k_nope, k_rope, len(ids), widths, self.codec).to(self.device)
+            self.before_write()
+            self.flagged.store(self.buffer[self._layer(layer)], ids, rows, self.kv_lora_rank)
+            return
         self._require_write_loc(ids)
-        elements, rows = self._write_plan(ids)
-        self._store(layer, elements, rows, len(ids), k_nope, k_rope)
+        elements, places = self._write_plan(ids)
+        self._store(layer, elements, places, len(ids), k_nope, k_rope)
 
     def get_mla_kv_buffer(self, layer: int, rows: PhysicalRows) -> tuple[Tensor, Tensor]:
         """(k_nope ``(m, kv_lora_rank)``, k_rope ``(m, qk_rope_head_dim)``) of rows, in ``dtype``;
@@ -199,6 +211,7 @@ class MLATokenToKVPool(HostCopies):
         """The broken laws: the padding page is never written, and the arena keeps its bound."""
         self.before_read()
         broken = self.host.audit() + self.lane.audit() + self.codec.audit(self.buffer)
+        broken += [] if self.flagged is None else self.flagged.audit()
         padding = self.buffer[:, : self.row_layout.first_row]
         if bool(padding.view(torch.uint8).any()):
             broken.append(f"the padding page of rank {self.rank} was written")
@@ -233,6 +246,10 @@ class MLATokenToKVPool(HostCopies):
         packed = pack_rows(k_nope, k_rope, n, widths, elements, self.codec.taken)
         self.before_write()
         self.buffer[self._layer(layer)][rows] = self.codec.encode(packed)
+
+    def _require_writes(self) -> None:
+        if self.flagged is not None:
+            self.flagged.require()
 
     def _layer(self, layer: int) -> int:
         layer = require_index("layer", layer)

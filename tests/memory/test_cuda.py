@@ -1,11 +1,25 @@
 """The same pools on a GPU: every row, every host copy, every checksum as on the CPU."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 
+from kvlab.engine.cells import FingerprintCells
+from kvlab.errors import BackupError, IndexSpaceError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import PagedTokenToKVPoolAllocator
+from kvlab.memory import (
+    CudaLane,
+    HostArena,
+    ImmediateLane,
+    MLATokenToKVPool,
+    PagedTokenToKVPoolAllocator,
+    back_up_ranks,
+    restore_ranks,
+)
 
+from .staged import slots_from
 from .support import DTYPES, KINDS, bits, ids, make_pools, rows_like, scramble, slots_on
 
 
@@ -71,3 +85,161 @@ def test_slots_and_values_on_the_cpu_reach_a_gpu_pool() -> None:
             pool.buffer.zero_()
             pool.load_cpu_copy(backup, run)
             assert torch.equal(pool.get_mla_kv_buffer(0, rows)[0].cpu(), k_nope.cpu())
+
+
+# --- copies in flight -----------------------------------------------------------------------------
+
+LAYOUT = DcpLayout(dcp_size=2, page_size=64, num_pages=40)  # slots 128..5247
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    """Torch raises where the host would wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def gpu_pool(room: int, kind: str = "sharded", **sizes: object) -> MLATokenToKVPool:
+    options = {"layers": 3, "nope": 30, "rope": 2, "device": "cuda"} | sizes
+    pool = make_pools(LAYOUT, kind, host=HostArena(pinned=True), **options)[1]  # type: ignore[arg-type]
+    pool.lane = CudaLane("cuda", room)
+    pool.lane.require_pool(pool.buffer)
+    return pool
+
+
+def on_gpu(slots: WidenedSlots) -> WidenedSlots:
+    return WidenedSlots(slots.ids.cuda(), slots.start)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("room", [1000, 50_000, 2**26])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_request_in_flight_is_written_over_and_comes_back_bit_for_bit(
+    kind: str, room: int
+) -> None:
+    old, new = slots_from(128, 2301), slots_from(2688, 2301)
+    for dtype in DTYPES:
+        pool = gpu_pool(room, kind, dtype=dtype)
+        twin = make_pools(LAYOUT, kind, layers=3, nope=30, rope=2, dtype=dtype)[1]
+        scramble([twin], seed=1)
+        pool.buffer.copy_(twin.buffer)
+        for _ in range(3):
+            want = twin.get_cpu_copy(old)
+            backup = pool.get_cpu_copy(on_gpu(old), wait=False)
+            for one, slots in ((pool, on_gpu(old)), (twin, old)):
+                one.fill(one.resolve(slots), 3.0)
+            assert backup.checksum == want.checksum
+            assert torch.equal(bits(backup.kv), bits(want.kv))
+            pool.load_cpu_copy(backup, on_gpu(new), wait=False)
+            twin.load_cpu_copy(want, new)
+            rows = pool.resolve(on_gpu(new))
+            there = twin.get_rows(2, twin.resolve(new))
+            assert torch.equal(bits(pool.get_rows(2, rows).cpu()), bits(there))
+            backup.wait()
+            old, new = new, old
+        assert torch.equal(bits(pool.buffer.cpu()), bits(twin.buffer))
+        assert pool.audit() == []
+        assert pool.host.lent_bytes == 0
+
+
+@pytest.mark.gpu
+def test_to_begin_a_backup_and_to_write_rows_the_host_waits_for_nothing() -> None:
+    pool, slots = gpu_pool(50_000), on_gpu(slots_from(128, 2301))
+    values = torch.randn(2301, 32, device="cuda")
+    for allowed in (nullcontext(), no_synchronisation()):  # the first compiles and allocates
+        with allowed:
+            backup = pool.get_cpu_copy(slots, wait=False)
+            pool.set_mla_kv_buffer(0, slots, values[:, :30], values[:, 30:])
+        backup.discard()
+    assert pool.audit() == []
+
+
+@pytest.mark.gpu
+def test_waiting_for_a_backup_does_not_wait_for_what_the_caller_queued_after_it() -> None:
+    pool, slots = gpu_pool(50_000), on_gpu(slots_from(128, 2301))
+    pool.get_cpu_copy(slots).discard()  # compiles, allocates
+    torch.cuda.synchronize()
+    backup = pool.get_cpu_copy(slots, wait=False)
+    torch.cuda._sleep(20_000_000_000)  # type: ignore[no-untyped-call]  # cycles: many seconds
+    after = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    after.record()
+    backup.wait()
+    assert backup.done
+    assert not after.query()  # type: ignore[no-untyped-call]
+    backup.discard()
+
+
+@pytest.mark.gpu
+def test_device_memory_beside_the_pool_stays_within_staging_and_small_terms() -> None:
+    room, slots = 2**20, on_gpu(slots_from(128, 4097))
+    pool = gpu_pool(room, nope=510, layers=8)
+    pool.get_cpu_copy(slots).discard()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()  # staging is part of it already
+    backup = pool.get_cpu_copy(slots, wait=False)
+    backup.wait()
+    pool.load_cpu_copy(backup, slots, wait=False)
+    backup.wait()
+    peak = torch.cuda.max_memory_allocated() - before
+    ids_and_checks = 40 * 8 * 4097  # ids, elements, what the checks of a restore make of them
+    assert peak <= ids_and_checks
+    assert isinstance(pool.lane, CudaLane)
+    assert pool.lane.allocated_bytes == room
+    assert backup.nbytes > 8 * room
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wait", [True, False])
+def test_the_fingerprints_of_requests_survive_reuse_of_their_slots(wait: bool) -> None:
+    cells = FingerprintCells(
+        LAYOUT, device="cuda", lane=lambda: CudaLane("cuda", 4096), wait=wait, layers=2
+    )
+    old, new = on_gpu(slots_from(128, 1301)), on_gpu(slots_from(2688, 1301))
+    at = torch.arange(1301, device="cuda")
+    for rid in range(1, 6):
+        cells.write(torch.full_like(at, rid), at, old.ids)
+        backups = cells.back_up(rid, old)
+        cells.write(torch.full_like(at, 99), at, old.ids)
+        cells.restore(rid, backups, new)
+        cells.check(rid, new)
+        cells.check(99, old)
+    assert cells.audit() == []
+
+
+@pytest.mark.gpu
+def test_ids_that_break_a_rule_and_bytes_that_changed_are_found_when_the_copy_lands() -> None:
+    pool = gpu_pool(50_000)
+    backup = pool.get_cpu_copy(WidenedSlots(ids([128, 129, 99_999, 131]).cuda()), wait=False)
+    with pytest.raises(IndexSpaceError, match="got slot 99999 at index 2"):
+        backup.wait()
+    pool.set_mla_kv_buffer(0, ids([128, 99_999]).cuda(), torch.ones(2, 30), torch.ones(2, 2))
+    with pytest.raises(IndexSpaceError, match="the id at index 1 of an earlier write"):
+        pool.get_cpu_copy(slots_from(128, 3))
+    whole = pool.get_cpu_copy(slots_from(128, 301))
+    whole.kv.view(torch.uint8)[0, 1, 2] ^= 1
+    with pytest.raises(BackupError, match="the host copy changed"):
+        pool.load_cpu_copy(whole, slots_from(640, 301))
+    whole.discard()
+    assert pool.audit() == []
+    assert pool.host.lent_bytes == 0
+
+
+@pytest.mark.gpu
+def test_a_pool_on_a_gpu_has_a_lane_beside_the_caller_and_a_bounded_pinned_arena() -> None:
+    sizes = {"layers": 3, "kv_lora_rank": 30, "qk_rope_head_dim": 2, "device": "cuda"}
+    pools = [MLATokenToKVPool(LAYOUT, rank, **sizes) for rank in (0, 1)]  # type: ignore[arg-type]
+    assert all(isinstance(pool.lane, CudaLane) for pool in pools)
+    assert all(pool.host.pinned and pool.host.capacity_bytes is not None for pool in pools)
+    scramble(pools, seed=1)
+    want = [pool.buffer.clone() for pool in pools]
+    slots = on_gpu(slots_from(128, 1301))
+    restore_ranks(pools, back_up_ranks(pools, slots), slots)
+    for pool, was in zip(pools, want, strict=True):
+        assert torch.equal(bits(pool.buffer), bits(was))
+        at_once = MLATokenToKVPool(LAYOUT, pool.rank, lane=ImmediateLane(), **sizes)  # type: ignore[arg-type]
+        at_once.buffer.copy_(was)
+        assert at_once.get_cpu_copy(slots).checksum == pool.get_cpu_copy(slots).checksum
