@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from kvlab.lab.bench import localize
+from kvlab.lab.bench import localize, merge
 from kvlab.lab.cost import read_costs
 from kvlab.lab.cost_findings import (
     Range,
@@ -53,7 +53,7 @@ def test_without_rows_nothing_is_said(find: Find, rows: pd.DataFrame) -> None:
 
 def test_localization_is_told_beside_stride_mask_and_copy(rows: pd.DataFrame) -> None:
     text = said(localize_finding, rows)
-    assert "runs of 128k ids: localize_run, torch takes 0.0076 ns an id" in text
+    assert "runs of 128k ids: localize, first rank takes 0.0076 ns an id" in text
     assert "2x the time of an unchecked stride, 0.18x that of the mask, 4x that of a copy" in text
 
 
@@ -78,6 +78,8 @@ def test_merge_and_write_are_told_by_contender(rows: pd.DataFrame) -> None:
     text = said(share_finding, rows)
     assert "merge of c partials by merge_stacked, torch 60% (60% to 60%, 24 cases)" in text
     assert "owner write by the pool's method 40% (40% to 40%, 12 cases)" in text
+    one = rows[rows["case"] == merge.FULL[0].name]
+    assert said(share_finding, one).endswith(" 60% (60% to 60%, 1 case)")
 
 
 def test_aims_are_counted_and_the_furthest_is_named(rows: pd.DataFrame) -> None:
