@@ -20,13 +20,13 @@ _WIDEST = 60
 
 
 def short(value: object) -> str:
-    """``value`` on one line, tensors as lists, a long list cut in the middle."""
+    """``value`` on one line, tensors as lists, a long list cut in the middle; a word as it is."""
     if isinstance(value, torch.Tensor):
         return short(value.tolist())
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        items = [short(item) for item in value]
+        items = [repr(item) if isinstance(item, str) else short(item) for item in value]
         if len(items) > 24:
             items = [*items[:16], "...", *items[-4:], f"({len(value)} in all)"]
         opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")

@@ -30,7 +30,7 @@ GRADES = {
     1: "by hand",
     2: "a rule",
     3: "a rule with a trap",
-    4: "find what a test misses",
+    4: "needs a plan",
     5: "find the bug",
 }
 
@@ -110,7 +110,7 @@ class Exercise:
         judge: for a *find* exercise: what happens with an answer, and whether that was asked for.
         run: how an answer is brought to act when it is more than a call (a repaired method).
         hint: shown at the second failure.
-        source: where the failure was reported.
+        source: where the failure was reported, or the rule is stated; empty where nobody did.
         code: the class or function to look into, shown with the text.
         core: one of the two or three that the notebook ends with; others are for those who want
             more.
@@ -129,7 +129,7 @@ class Exercise:
     judge: Callable[..., Verdict] | None = None
     run: Callable[..., object] | None = None
     source: str = ""
-    code: tuple[Callable[..., object], ...] = ()
+    code: tuple[type, ...] = ()
     core: bool = True
 
     @property
@@ -148,7 +148,7 @@ class Exercise:
         told = textwrap.dedent(self.text).strip().split("\n\n")
         parts: list[str | Table | Code] = [" ".join(part.split()) for part in told]
         if self.source:
-            parts.append(f"Reported in {self.source}.")
+            parts.append(f"Source: {self.source}.")
         parts += [Code(_source(thing)) for thing in self.code]
         parts += [Code(f"{self.signature}\n    ..."), *self._example()]
         parts.append(
@@ -175,7 +175,7 @@ class Exercise:
         rows: list[tuple[object, ...]] = []
         heads: tuple[str, ...] = ()
         for number in range(4):
-            inputs = task.inputs(f"{seed} shown", number, number // 2)
+            inputs = task.inputs(f"{seed} shown", number, min(number, 2))
             heads = tuple(inputs)
             right = _plain(task.answer(self.answer, inputs))
             if self.judge is None:
