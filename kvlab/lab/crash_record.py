@@ -9,7 +9,7 @@ once, with what they depend on, and every other machine shows them, labelled *re
 CUDA prints a line for each thread that asserts, thousands of them. Kept are their number, the
 first and the last lines of the output, and no path of the machine:
 
-    /home/me/kvlab/lab/crash_child.py, line 96    ->    crash_child.py, line 96
+    /a/b/kvlab/lab/crash_child.py, line 96    ->    crash_child.py, line 96
 """
 
 import json
