@@ -1,0 +1,242 @@
+"""The seeded bugs: one line of the package each, and the law that must catch it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bug:
+    """``old`` in ``file`` becomes ``new``; ``law`` is the test that must fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    law: str
+
+
+BUGS = (
+    Bug(
+        "the stride forgets its phase",
+        "index/localize.py",
+        "ids[(dcp_rank - start) % dcp_size :: dcp_size]",
+        "ids[dcp_rank::dcp_size]",
+        "tests/index/test_laws_localize.py::"
+        "test_stride_equals_mask_for_any_run_from_any_start_on_shuffled_pages",
+    ),
+    Bug(
+        "a run that disagrees with its positions is taken for aligned",
+        "index/localize.py",
+        "ored == want == anded",
+        "ored == want",
+        "tests/index/test_laws_localize.py::"
+        "test_the_check_is_its_definition_on_long_runs_with_an_id_damaged_anywhere",
+    ),
+    Bug(
+        "lengths ignore the interleave",
+        "index/lens.py",
+        "end % turn - dcp_rank * interleave",
+        "end % turn - dcp_rank",
+        "tests/index/test_laws_lens.py::test_each_rank_holds_the_positions_that_are_its_own",
+    ),
+    Bug(
+        "the hole is divided before it is tested",
+        "index/fixed.py",
+        "(ids >= 0) & ",
+        "",
+        "tests/index/test_laws_fixed.py::test_an_owned_id_becomes_its_row_and_all_else_a_hole",
+    ),
+    Bug(
+        "touching ranges are not merged",
+        "index/pages.py",
+        "begin == merged[-1][1]:",
+        "begin == -1:",
+        "tests/memory/test_allocator_frees.py::test_touching_ranges_free_each_page_once",
+    ),
+    Bug(
+        "a page is freed twice",
+        "memory/allocator.py",
+        "if self._is_free[page] or",
+        "if",
+        "tests/memory/test_allocator_frees.py::test_a_page_is_freed_once_also_in_a_group",
+    ),
+    Bug(
+        "every rank writes row v // c of every slot",
+        "memory/plans.py",
+        "mine = live[owned_elements(ids[live], layout.dcp_size, rank, layout.interleave)]",
+        "mine = live",
+        "tests/memory/test_mla_pool.py::"
+        "test_all_ranks_together_hold_each_token_once_and_nothing_else",
+    ),
+    Bug(
+        "the page is looked up before the owner is decided",
+        "memory/unified.py",
+        "virtual = localize(slots, self.layout, self.rank)",
+        "w = self.layout.widened_page_size\n"
+        "        moved = self.table.v2p[slots.ids // w] * w + slots.ids % w\n"
+        "        virtual = localize(WidenedSlots(moved + 1, slots.start), self.layout, self.rank)",
+        "tests/memory/test_unified.py::test_shard_on_the_virtual_id_then_look_the_page_up",
+    ),
+    Bug(
+        "the checksum is not looked at",
+        "memory/backup.py",
+        "if found != self.checksum:",
+        "if not found:",
+        "tests/memory/test_backup_refusals.py::test_a_host_copy_that_changed_is_not_restored",
+    ),
+    Bug(
+        "rows are written over while their backup is in flight",
+        "memory/copies.py",
+        "self.lane.before_write()",
+        "return",
+        "tests/memory/test_lane_orders.py::"
+        "test_reused_rows_come_back_as_another_requests_unless_writes_are_ordered",
+    ),
+    Bug(
+        "a half of staging is filled again before it was copied out",
+        "memory/lanes.py",
+        "self._rows.after(ends[-piece.halves])",
+        "pass",
+        "tests/memory/test_lane_orders.py::"
+        "test_a_stream_that_does_not_wait_for_staging_spoils_copies_in_some_orders",
+    ),
+    Bug(
+        "rows that are shuffled inside a page are copied as the page",
+        "memory/rows.py",
+        "aligned and torch.equal(lines, lines[:, :1] + inside)",
+        "aligned",
+        "tests/memory/test_rows.py::test_gather_and_scatter_are_advanced_indexing",
+    ),
+    Bug(
+        "state slots are divided among the ranks",
+        "memory/all_ranks.py",
+        "states.load_cpu_copy(state, state_slot)",
+        "states.load_cpu_copy(state, max(1, state_slot // pools[0].layout.dcp_size))",
+        "tests/memory/test_hybrid.py::test_rows_and_state_come_back_together_on_every_rank",
+    ),
+    Bug(
+        "a pool serves any rank",
+        "memory/mla_pool.py",
+        "require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)",
+        "require_rank_here(type(self).__name__, self.layout.dcp_size, 0)",
+        "tests/ranks/test_parallel.py",
+    ),
+    Bug(
+        "the newest token is taken for cached",
+        "engine/books.py",
+        "self.request.prompt_tokens + self.generated - 1",
+        "self.request.prompt_tokens + self.generated",
+        "tests/engine/test_scheduler.py::"
+        "test_stepping_on_real_pools_gives_the_result_of_both_twins",
+    ),
+    Bug(
+        "the request that has generated most is retracted",
+        "engine/policy.py",
+        "return (generated, -prompt_tokens, -joined)",
+        "return (-generated, -prompt_tokens, -joined)",
+        "tests/engine/test_policy.py::test_victims_go_by_generated_then_prompt_then_joining",
+    ),
+    Bug(
+        "restored tokens stay on the host's books",
+        "engine/tally.py",
+        "self.host_tokens -= kv_tokens",
+        "self.host_tokens -= 0",
+        "tests/engine/test_events.py::test_jumping_gives_the_result_of_stepping",
+    ),
+    Bug(
+        "an empty shard reported as +inf takes all the weight",
+        "attn/partial.py",
+        "posinf=-math.inf",
+        "posinf=math.inf",
+        "tests/attn/test_merge_laws.py::"
+        "test_a_shard_marked_empty_in_any_way_adds_nothing_whatever_its_out_holds",
+    ),
+    Bug(
+        "padding of a ragged batch is hidden and not selected away",
+        "engine/model/step.py",
+        "if self.select_padding and shard.padding is not None",
+        "if not self.select_padding and shard.padding is not None",
+        "tests/engine/model/test_padding.py::"
+        "test_a_nan_in_the_padding_page_reaches_no_request_of_a_ragged_batch",
+    ),
+    Bug(
+        "fp8 codes are read without their scale",
+        "memory/codec.py",
+        " * self.scales(rows)[:, None]",
+        "",
+        "tests/memory/test_codec.py::test_each_element_comes_back_within_half_a_step_of_its_code",
+    ),
+    Bug(
+        "a restored request is thought to go on one token early",
+        "lab/drift/tables.py",
+        "event.tokens + 1 - length",
+        "event.tokens - length",
+        "tests/lab/drift/test_tables.py::"
+        "test_the_first_token_after_a_restore_is_the_one_whose_position_was_not_cached",
+    ),
+    Bug(
+        "a restore with other bits is counted as the same",
+        "lab/drift/cells.py",
+        "self.different += 1",
+        "self.same += 1",
+        "tests/lab/drift/test_runs.py::"
+        "test_a_stale_state_hurts_only_those_whose_slot_was_used_in_between",
+    ),
+    Bug(
+        "a bad id of the rank keeps its row",
+        "ops/localize.py",
+        "torch.where(bad[mine], 0, rows)",
+        "rows",
+        "tests/ops/test_localize.py::"
+        "test_the_flag_has_the_first_bad_id_and_bad_ids_of_the_rank_become_row_zero",
+    ),
+    Bug(
+        "the kernel of a run forgets the phase",
+        "ops/kernels/localize.py",
+        "g % I + rank * I - phase",
+        "g % I + rank * I",
+        "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
+    ),
+    Bug(
+        "the checking kernel lets a slot of another owner pass",
+        "ops/kernels/localize.py",
+        " | (ids // I % C != owner)",
+        "",
+        "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
+    ),
+    Bug(
+        "a tile runs into the next block",
+        "ops/kernels/rows.py",
+        "stop = tl.minimum(head + TILE, (block + 1) * block_rows)",
+        "stop = head + TILE",
+        "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
+    ),
+    Bug(
+        "the offset of a layer is kept in 31 bits",
+        "ops/kernels/rows.py",
+        "buffer_ptr + layer * layer_rows * WORDS",
+        "buffer_ptr + layer * layer_rows * WORDS % 2147483648",
+        "tests/ops/test_wide_offsets.py::"
+        "test_rows_beyond_2_to_the_31_elements_are_copied_and_written",
+    ),
+    Bug(
+        "rows that do not follow each other are copied as if they did",
+        "ops/kernels/rows.py",
+        "((ids != first + lane) & (head + lane < stop))",
+        "((ids < first) & (head + lane < stop))",
+        "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
+    ),
+    Bug(
+        "a kernel stores padding tokens",
+        "ops/kernels/owner_write.py",
+        "own = (ids >= low)",
+        "own = (ids >= 0)",
+        "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
+    ),
+    Bug(
+        "a kernel gives an empty shard a weight",
+        "ops/kernels/merge.py",
+        'tl.where(lse < float("inf"), lse, float("-inf"))',
+        "lse",
+        "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
+    ),
+)
