@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from kvlab.errors import KvlabError
 from kvlab.lab.origin import Origin, collect_origin
@@ -77,7 +78,8 @@ def captioned(fig: Figure, definition: str, origin: Origin) -> Figure:
 
     Errors: as ``style.caption``.
     """
-    if fig.get_layout_engine() is not None or any(t.get_gid() == FOOTER_ID for t in fig.texts):
+    moves = isinstance(fig.get_layout_engine(), ConstrainedLayoutEngine)
+    if moves or any(text.get_gid() == FOOTER_ID for text in fig.texts):
         return caption(fig, definition, origin)
     before, places = float(fig.get_figheight()), [(ax, ax.get_position().bounds) for ax in fig.axes]
     texts = [(text, text.get_position()) for text in fig.texts]
@@ -85,7 +87,7 @@ def captioned(fig: Figure, definition: str, origin: Origin) -> Figure:
     try:
         caption(fig, definition, origin)
     finally:
-        fig.set_layout_engine("none")
+        fig.set_layout_engine("none")  # where the axes stand is said below
     share = before / float(fig.get_figheight())
     for ax, (left, bottom, wide, high) in places:
         ax.set_position((left, 1 - share + share * bottom, wide, share * high))

@@ -17,3 +17,22 @@ Each is a thin view over a pure function. The twin takes the same arguments, and
 
 ``python -m kvlab.viz.widgets`` measures how long a move of each takes.
 """
+
+from kvlab.viz.widgets.backup import backup_stepper, backup_stepper_figure
+from kvlab.viz.widgets.drift import drift_explorer, drift_explorer_figure
+from kvlab.viz.widgets.merge import merge_explorer, merge_explorer_figure
+from kvlab.viz.widgets.owner import owner_explorer, owner_explorer_figure
+from kvlab.viz.widgets.timeline import retraction_timeline, retraction_timeline_figure
+
+__all__ = [
+    "backup_stepper",
+    "backup_stepper_figure",
+    "drift_explorer",
+    "drift_explorer_figure",
+    "merge_explorer",
+    "merge_explorer_figure",
+    "owner_explorer",
+    "owner_explorer_figure",
+    "retraction_timeline",
+    "retraction_timeline_figure",
+]

@@ -1,8 +1,9 @@
 """A figure measured in inches from its upper left corner, for pictures that are redrawn often.
 
 The usual axes ask a layout engine where they fit, which draws everything twice. Here every box and
-text is put where it belongs, in one pass, with one collection for all boxes of a look. Because a
-box lies where it was put, its hover box is the same four numbers.
+text is put where it belongs, in one pass, with one collection for all boxes of a look and one for
+each letter of the cells: a thousand numbers cost some ten artists. Because a box lies where it was
+put, its hover box is the same four numbers.
 
 Worked example:
 
@@ -12,20 +13,26 @@ Worked example:
     [3.5, 1.0]
 """
 
+from functools import lru_cache
 from typing import Literal
 
-from matplotlib.collections import LineCollection, PatchCollection
+from matplotlib.collections import LineCollection, PatchCollection, PathCollection
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.markers import MarkerStyle
 from matplotlib.patches import Rectangle
+from matplotlib.path import Path
+from matplotlib.textpath import TextPath
+from matplotlib.transforms import Affine2D
 
-from kvlab.viz.spaces import Look
-from kvlab.viz.style import BLACK, DARK_GREY, VERMILLION, WIDTH_IN, figure
+from kvlab.viz.spaces import SMALLEST_PT, Look
+from kvlab.viz.style import BLACK, DARK_GREY, VERMILLION, WIDTH_IN, use_style
 
 Width = Literal["single", "double"]
 MARGIN_IN = 0.08
 KEY_IN, KEY_LINE_IN = 0.16, 0.2
 LETTER_EM = 0.6  # mean width of a letter of DejaVu Sans, in units of its size
+MONO_EM, CAP_EM = 0.602, 0.729  # width of a letter of DejaVu Sans Mono, height of a digit
 Box = tuple[float, float, float, float]
 
 
@@ -34,8 +41,8 @@ class Canvas:
 
     def __init__(self, width: Width, height: float, title: str) -> None:
         self.wide, self.high = WIDTH_IN[width], height
-        self._fig = figure(width, height)
-        self._fig.set_layout_engine("none")
+        use_style()
+        self._fig = Figure(figsize=(self.wide, height))
         self.ax = self._fig.add_axes((0, 0, 1, 1))
         self.ax.set(xlim=(0, self.wide), ylim=(height, 0))
         self.ax.set_axis_off()
@@ -43,6 +50,7 @@ class Canvas:
         self._fig.suptitle(title, x=MARGIN_IN / self.wide, y=1 - 0.06 / height, ha="left", va="top",
                            fontsize=size)  # fmt: skip
         self._boxes: dict[tuple[Look, str, float], list[Rectangle]] = {}
+        self._letters: dict[tuple[str, float, str, bool], list[tuple[float, float]]] = {}
         self._lines: list[tuple[list[tuple[float, float]], str, float, str]] = []
 
     def box(
@@ -54,22 +62,29 @@ class Canvas:
 
     def cell(
         self, x: float, y: float, wide: float, high: float, look: Look, text: str = "",
-        size: float | None = 7.0, edge: str = DARK_GREY, bold: bool = False, mono: bool = False,
+        edge: str = DARK_GREY, bold: bool = False,
     ) -> None:  # fmt: skip
-        """A box with a text in its middle; ``size`` None leaves the text out."""
+        """A box with a text of its own letters in its middle, left out where it does not fit."""
         self.box(x, y, wide, high, look, edge)
-        if text and size is not None:
-            self.text(x + wide / 2, y + high / 2, text, size, look.ink, "center", bold, mono)
+        size = min(7.5, 72 * 0.86 * high, 72 * 0.94 * wide / (MONO_EM * max(1, len(text))))
+        if not text or size < SMALLEST_PT:
+            return
+        left = x + wide / 2 - MONO_EM * len(text) * size / 144
+        base = y + high / 2 + CAP_EM * size / 144
+        for at, letter in enumerate(text):
+            if letter != " ":
+                place = left + at * MONO_EM * size / 72, base
+                key = letter, round(size, 2), look.ink, bold
+                self._letters.setdefault(key, []).append(place)
 
     def text(
         self, x: float, y: float, text: str, size: float = 8.0, color: str = BLACK,
-        align: str = "left", bold: bool = False, mono: bool = False,
+        align: str = "left", bold: bool = False,
     ) -> None:  # fmt: skip
         """A text whose middle in height is at ``y``."""
         self.ax.text(
             x, y, text, fontsize=size, color=color, ha=align, va="center", parse_math=False,
             fontweight="bold" if bold else "normal",
-            family="DejaVu Sans Mono" if mono else "DejaVu Sans",
         )  # fmt: skip
 
     def line(
@@ -122,7 +137,26 @@ class Canvas:
                 LineCollection([points], colors=color, linewidths=width, linestyles=dash, zorder=3),
                 autolim=False,
             )
+        for (letter, size, ink, bold), places in self._letters.items():
+            inches = Affine2D().scale(size / 72) + self._fig.dpi_scale_trans
+            glyphs = PathCollection(
+                [outline_of(letter, bold)],
+                offsets=places,
+                offset_transform=self.ax.transData,
+                facecolors=ink,
+                linewidths=0,
+                zorder=2,
+            )
+            glyphs.set_transform(inches)
+            self.ax.add_collection(glyphs, autolim=False)
         return self._fig
+
+
+@lru_cache(maxsize=512)
+def outline_of(letter: str, bold: bool) -> Path:
+    """The outline of a letter of DejaVu Sans Mono, 1 unit its size, from its base line."""
+    weight = "bold" if bold else "normal"
+    return TextPath((0, 0), letter, 1, prop=FontProperties("DejaVu Sans Mono", weight=weight))
 
 
 def keys_height(width: Width, words: list[str], x: float) -> float:

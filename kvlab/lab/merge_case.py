@@ -1,0 +1,106 @@
+"""One merge of partial attention outputs, with what each rank reports: right, and as it was done.
+
+Rank r attends over its own keys and reports ``out_r`` and ``lse_r``. A rank without keys has no
+lse, and backends report -inf, +inf, NaN or 0 for it; some report in base 2 what others read in
+nats. Here ``out_r`` is r + 1, so that the merged output says whose share it is.
+
+Worked example: lse ln 2 and ln 8 weigh 0.2 and 0.8, so 1 and 2 merge to 1.8. Taken in base 2 the
+same lse are 1 and 3, which weigh 0.1192 and 0.8808.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+import torch
+
+from kvlab.attn import Partial, merge_partials
+from kvlab.errors import StudyError
+
+REPORTED = {"-inf": -math.inf, "+inf": math.inf, "NaN": math.nan, "0": 0.0}
+Base = Literal["right", "wrong"]
+Merge = Literal["checked", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCase:
+    """Args:
+        lse: of each rank, nats, of its keys.
+        empty: whether each rank has no key; its ``lse`` does not count then.
+        reported: what the backend says for an empty rank, of ``REPORTED``.
+        log_base: "wrong": the backend reports in base 2, and the merge reads nats.
+        merge: "checked" is ``kvlab.attn.merge_partials``, "plain" a softmax over what is reported.
+
+    Errors: StudyError for no rank, unequal lengths, an lse that is no finite number, or a word
+    that is none of these.
+    """
+
+    lse: tuple[float, ...]
+    empty: tuple[bool, ...]
+    reported: str = "-inf"
+    log_base: Base = "right"
+    merge: Merge = "checked"
+
+    def __post_init__(self) -> None:
+        finite = all(math.isfinite(value) for value in self.lse)
+        if not self.lse or len(self.lse) != len(self.empty) or not finite:
+            raise StudyError(
+                f"a merge has an lse in nats, finite, and an empty flag for each of at least one "
+                f"rank: got lse={self.lse}, empty={self.empty}"
+            )
+        for name, value, known in (
+            ("reported", self.reported, tuple(REPORTED)),
+            ("log_base", self.log_base, ("right", "wrong")),
+            ("merge", self.merge, ("checked", "plain")),
+        ):
+            if value not in known:
+                raise StudyError(f"{name} is one of {', '.join(known)}: got {value!r}")
+
+    def table(self) -> pd.DataFrame:
+        """One row a rank: ``rank``, ``empty``, ``lse`` (nats, NaN if empty), ``reported``, ``out``
+        (0 if empty), ``right_weight``, ``weight``."""
+        out = [0.0 if gone else rank + 1.0 for rank, gone in enumerate(self.empty)]
+        said = [
+            REPORTED[self.reported] if gone else self._reads(value)
+            for value, gone in zip(self.lse, self.empty, strict=True)
+        ]
+        truth = [-math.inf if g else v for v, g in zip(self.lse, self.empty, strict=True)]
+        return pd.DataFrame(
+            {
+                "rank": range(len(self.lse)),
+                "empty": self.empty,
+                "lse": [math.nan if g else v for v, g in zip(self.lse, self.empty, strict=True)],
+                "reported": said,
+                "out": out,
+                "right_weight": _checked(truth),
+                "weight": _checked(said) if self.merge == "checked" else _plain(said),
+            }
+        )
+
+    def outputs(self) -> tuple[float, float]:
+        """The right output, and that of this merge: the weighted sums of ``out``."""
+        table = self.table()
+        right = float((table["right_weight"] * table["out"]).sum())
+        return right, float((table["weight"] * table["out"]).sum(skipna=False))
+
+    def _reads(self, nats: float) -> float:
+        """What the merge takes for nats."""
+        return nats / math.log(2.0) if self.log_base == "wrong" else nats
+
+
+def _checked(lse: list[float]) -> list[float]:
+    """The weights of ``merge_partials``: its output when the ranks' outputs are unit vectors."""
+    units = torch.eye(len(lse), dtype=torch.float64)
+    partials = [
+        Partial(unit, torch.tensor(value, dtype=torch.float64))
+        for unit, value in zip(units, lse, strict=True)
+    ]
+    return [float(weight) for weight in merge_partials(partials).out]
+
+
+def _plain(lse: list[float]) -> list[float]:
+    """exp(lse - max) over its sum, with no look at what is reported."""
+    given = torch.tensor(lse, dtype=torch.float64)
+    weight = torch.exp(given - given.max())
+    return [float(share) for share in weight / weight.sum()]
