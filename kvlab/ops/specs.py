@@ -188,7 +188,7 @@ SPECS: tuple[OpSpec, ...] = (
         _MERGES,
         make.merge_inputs,
         (),
-        2e-6,
+        1e-5,
         make.merge_bytes,
     ),
 )  # fmt: skip

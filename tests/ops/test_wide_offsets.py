@@ -81,7 +81,7 @@ def test_the_partial_of_a_rank_beyond_2_to_the_31_elements_is_merged(device: str
     lse[:, 0] = torch.randn(ranks).to(lse)
     merged = torch.empty(1, d, dtype=torch.bfloat16, device=device)
     merged_lse = torch.empty(1, device=device)
-    merge._merge[(1, 1)](out, lse, merged, merged_lse, rows, d, RANKS=ranks, TILE=1, STRETCH=d)
+    merge._merge[(1, 1)](out, lse, merged, merged_lse, rows, D=d, RANKS=ranks, TILE=1, STRETCH=d)
     wanted = merge_stacked(out[:, :1], lse[:, :1])
     torch.testing.assert_close(merged, wanted.out, rtol=2**-8, atol=2**-8)
     torch.testing.assert_close(merged_lse, wanted.lse)

@@ -2,7 +2,8 @@
 
 A program takes some rows and a stretch of their elements. The weights come from c numbers a row,
 which are read again for each stretch; an empty shard has weight 0, and its output is not read, so
-whatever it holds reaches nothing.
+whatever it holds reaches nothing. The loops over the ranks are unrolled: c is small, and the loads
+of all ranks are then under way at once.
 """
 
 import torch
@@ -24,36 +25,36 @@ def _lse(lse_ptr, at, inside):
     return tl.where(lse < float("inf"), lse, float("-inf"))  # NaN and +inf: an empty shard
 
 
-@triton.jit(do_not_specialize=["rows", "d"])
+@triton.jit(do_not_specialize=["rows"])
 def _merge(
-    out_ptr, lse_ptr, merged_ptr, merged_lse_ptr, rows, d,
-    RANKS: tl.constexpr, TILE: tl.constexpr, STRETCH: tl.constexpr,
+    out_ptr, lse_ptr, merged_ptr, merged_lse_ptr, rows,
+    D: tl.constexpr, RANKS: tl.constexpr, TILE: tl.constexpr, STRETCH: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     inside = i < rows
     top = tl.full([TILE], float("-inf"), dtype=tl.float32)
     at = i  # of rank 0, then of the next: an int64 sum, where rank * rows might wrap
-    for _ in range(RANKS):
+    for _ in tl.static_range(RANKS):
         top = tl.maximum(top, _lse(lse_ptr, at, inside))
         at += rows
     least = tl.maximum(top, _LEAST)
     total = tl.zeros([TILE], dtype=tl.float32)
     at = i
-    for _ in range(RANKS):
+    for _ in tl.static_range(RANKS):
         total += tl.exp(_lse(lse_ptr, at, inside) - least)
         at += rows
     sure = tl.maximum(total, 1.0)  # where a shard is not empty the largest weight is 1
     e = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
     merged = tl.zeros([TILE, STRETCH], dtype=tl.float32)
     at = i
-    for _ in range(RANKS):
+    for _ in tl.static_range(RANKS):
         share = tl.exp(_lse(lse_ptr, at, inside) - least) / sure
-        live = (share > 0)[:, None] & (e < d)[None, :]
-        out = tl.load(out_ptr + at[:, None] * d + e[None, :], mask=live, other=0)
+        live = (share > 0)[:, None] & (e < D)[None, :]
+        out = tl.load(out_ptr + at[:, None] * D + e[None, :], mask=live, other=0)
         merged += share[:, None] * out.to(tl.float32)
         at += rows
-    kept = inside[:, None] & (e < d)[None, :]
-    tl.store(merged_ptr + i[:, None] * d + e[None, :], merged, mask=kept)
+    kept = inside[:, None] & (e < D)[None, :]
+    tl.store(merged_ptr + i[:, None] * D + e[None, :], merged, mask=kept)
     if tl.program_id(1) == 0:
         lse = tl.where(total > 0, top + tl.log(sure), float("-inf"))
         tl.store(merged_lse_ptr + i, lse, mask=inside)
@@ -70,7 +71,7 @@ def merge_stacked(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
         tile = max(1, _TILE_ELEMENTS // stretch)
         with on_device_of(out):
             _merge[(triton.cdiv(rows, tile), max(1, triton.cdiv(d, stretch)))](
-                out, lse, merged, merged_lse, rows, d,
-                RANKS=len(out), TILE=tile, STRETCH=stretch,
+                out, lse, merged, merged_lse, rows,
+                D=d, RANKS=len(out), TILE=tile, STRETCH=stretch,
             )  # fmt: skip
     return merged, merged_lse

@@ -19,6 +19,18 @@ _CHUNK = 1024  # words that a program moves at once
 _TILE_WORDS = 4096  # words of a tile, about
 
 
+@triton.jit
+def _move(in_buffer, in_copy, inside, TO_BUFFER: tl.constexpr):
+    """Move the words one way; what was moved, for the sum."""
+    if TO_BUFFER:
+        moved = tl.load(in_copy, mask=inside, other=0)
+        tl.store(in_buffer, moved, mask=inside)
+    else:
+        moved = tl.load(in_buffer, mask=inside, other=0)
+        tl.store(in_copy, moved, mask=inside)
+    return moved.to(tl.int64)
+
+
 @triton.jit(
     do_not_specialize=["m", "begin", "end", "block_rows", "first_block", "tiles", "layer_rows"]
 )
@@ -46,21 +58,17 @@ def _copy(
         buffer = buffer_ptr + layer * layer_rows * WORDS
         words = (stop - head).to(tl.int32) * WORDS
         total = tl.zeros([CHUNK], dtype=tl.int64)
-        for at in range(0, words, CHUNK):
-            w = at + tl.arange(0, CHUNK)
-            inside = w < words
-            if broken == 0:
-                place = first * WORDS + w
-            else:
-                row = tl.load(rows_ptr + head + w // WORDS, mask=inside, other=0)
-                place = row * WORDS + w % WORDS
-            if TO_BUFFER:
-                moved = tl.load(flat + w, mask=inside, other=0)
-                tl.store(buffer + place, moved, mask=inside)
-            else:
-                moved = tl.load(buffer + place, mask=inside, other=0)
-                tl.store(flat + w, moved, mask=inside)
-            total += moved.to(tl.int64)
+        # Two loops, not a choice inside of one: the compiler sees that the first is contiguous.
+        if broken == 0:
+            for at in range(0, words, CHUNK):
+                w = at + tl.arange(0, CHUNK)
+                total += _move(buffer + first * WORDS + w, flat + w, w < words, TO_BUFFER)
+        else:
+            for at in range(0, words, CHUNK):
+                w = at + tl.arange(0, CHUNK)
+                row = tl.load(rows_ptr + head + w // WORDS, mask=w < words, other=0)
+                place = buffer + row * WORDS + w % WORDS
+                total += _move(place, flat + w, w < words, TO_BUFFER)
         if SUM:
             tl.atomic_add(sums_ptr + flat_block, tl.sum(total, axis=0))
 
