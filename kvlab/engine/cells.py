@@ -22,6 +22,7 @@ from kvlab.memory import (
     back_up_ranks,
     restore_ranks,
 )
+from kvlab.memory.lanes import default_lane
 
 # A fingerprint is stored in float32, where integers are exact below this.
 _EXACT = 2**24
@@ -61,7 +62,7 @@ class FingerprintCells:
         layout: the two index spaces.
         layers: layers of the pools (each carries its own number in the fingerprint).
         host_bytes: host memory for the backups of each rank; None means no bound.
-        lane: makes the lane of each rank's copies; None: the pool's own choice.
+        lane: makes the lane of each rank's copies; None: the device's usual one, for all ranks.
         wait: whether a backup has ended when ``back_up`` returns.
 
     Errors: PoolError from ``check`` with the first wrong row: rank, row, found, expected.
@@ -79,6 +80,7 @@ class FingerprintCells:
     ) -> None:
         self.layout, self.wait = layout, wait
         pinned = torch.device(device).type == "cuda"
+        shared = default_lane(torch.device(device))
         self.pools = [
             MLATokenToKVPool(
                 layout,
@@ -89,7 +91,7 @@ class FingerprintCells:
                 dtype=torch.float32,
                 device=device,
                 host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
-                lane=None if lane is None else lane(),
+                lane=shared if lane is None else lane(),
             )
             for rank in range(layout.dcp_size)
         ]

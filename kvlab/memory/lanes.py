@@ -159,7 +159,7 @@ class StagedLane:
         """Queue the copy and return; kernels that cannot be launched are errors of the flight."""
         job = self._begin(buffer, rows, kv, page_size, found)
         ends: list[Event] = []
-        for piece in pieces(kv, self._staging_of(buffer)):
+        for piece in pieces(kv, self._stage(buffer)):
             if len(ends) >= piece.halves:
                 self._rows.after(ends[-piece.halves])
             self._rows.run(job.gather(piece))
@@ -177,7 +177,7 @@ class StagedLane:
         """Queue the copy and return. The bytes are summed as they are written."""
         job = self._begin(buffer, rows, kv, page_size)
         ends: list[Event] = []
-        for piece in pieces(kv, self._staging_of(buffer)):
+        for piece in pieces(kv, self._stage(buffer)):
             if len(ends) >= piece.halves:
                 self._copies.after(ends[-piece.halves])
             self._copies.run(job.to_device(piece))
@@ -208,8 +208,13 @@ class StagedLane:
         # A copy of the ids: the caller's table may be another request's before they are read.
         job = Job(buffer, rows.clone(), kv, page_size, found, self.backend)
         here = self._streams.caller().mark()
+        self._rows.after(here)  # what the caller wrote is there, and its tensors are
+        if self._staging is None:
+            # Memory that the caller's stream may still use. Later restores need not wait for the
+            # caller before their first bytes come from the host.
+            self._staging = self._allocate(self.staging_bytes)
+            self._copies.after(self._streams.caller().mark())
         for stream in (self._rows, self._copies):
-            stream.after(here)  # what the caller wrote is there, and its tensors are
             stream.after(self._staged)  # the copy before this one is out of staging
         self._rows.run(job.prepare())
         return job
@@ -227,9 +232,9 @@ class StagedLane:
         self._flights = [*(f for f in self._flights if not f.done), flight]
         return flight
 
-    def _staging_of(self, buffer: Tensor) -> Tensor:
-        if self._staging is None:
-            self._staging = self._allocate(self.staging_bytes)
+    def _stage(self, buffer: Tensor) -> Tensor:
+        """Staging as rows of the buffer's dtype, ``(s, e)``."""
+        assert self._staging is not None
         row = buffer.shape[2] * buffer.element_size()
         whole = self.staging_bytes // row * row
         return self._staging[:whole].view(buffer.dtype).view(-1, buffer.shape[2])
