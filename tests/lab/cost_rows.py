@@ -75,11 +75,10 @@ def share_rows() -> Iterator[Row]:
         name = merge.merge_name("torch")
         yield row("merge", made.name, name, merge.COPY, 0.6, facts, merge.NEAR_COPY)
     for case in writes.FULL:
-        facts = Facts("owner_write", "torch", ids=case.ids, dcp_size=case.dcp_size)
-        sized = Facts("owner_write", "torch", None, None, case.ids, case.dcp_size, case.copy_bytes)
+        facts = Facts("owner_write", "torch", None, None, case.ids, case.dcp_size, case.copy_bytes)
         for ours in (writes.POOL, writes.op_name("torch")):
             yield row("owner_write", case.name, ours, writes.EAGER, 1.5, facts)
-            yield row("owner_write", case.name, ours, writes.COPY, 0.4, sized)
+            yield row("owner_write", case.name, ours, writes.COPY, 0.4, facts)
 
 
 def frame(where: Conditions = CPU) -> pd.DataFrame:

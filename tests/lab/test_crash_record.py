@@ -26,6 +26,7 @@ from kvlab.lab.crash_record import (
     write_record,
 )
 
+ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = DcpLayout(8, 64, 1024)
 HOME = "/{}/somebody/my project".format("home")
 ASSERT = (
@@ -112,6 +113,20 @@ def test_what_is_recorded_is_what_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     made = record_crash(LAYOUT, place)
     assert read_record(place) == made
     assert [path.name for path in place.parent.iterdir()] == ["crash-cuda.json"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_assert_is_recorded_and_this_process_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    made = record_crash(LAYOUT, tmp_path / "crash-cuda.json")
+    assert read_record(tmp_path / "crash-cuda.json") == made
+    assert made.exit_code != 0
+    assert made.assert_lines > 0
+    assert made.device == torch.cuda.get_device_name(0)
+    assert str(ROOT) not in (tmp_path / "crash-cuda.json").read_text()
+    assert torch.ones(2, device="cuda").sum().item() == 2
 
 
 def test_a_child_on_the_cpu_is_not_recorded() -> None:
