@@ -88,6 +88,8 @@ def _run(words: list[str]) -> int:
     except SystemExit as stop:  # how argparse ends, after --help as well
         return stop.code if isinstance(stop.code, int) else 0
     given.line = line_of(words, given)
+    if given.command == "report":
+        given.parser = full_parser()  # the site says what each command takes
     code: int = COMMANDS[given.command].run(given)
     return code
 
@@ -109,8 +111,13 @@ def _is_path(value: object) -> bool:
     return isinstance(value, Path)
 
 
+def full_parser() -> argparse.ArgumentParser:
+    """The parser with the options of every command, for whoever describes them all."""
+    return _parsers([], every=True)[0]
+
+
 def _parsers(
-    words: list[str],
+    words: list[str], every: bool = False
 ) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     parser = argparse.ArgumentParser(
         prog="kvlab",
@@ -134,7 +141,9 @@ def _parsers(
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        if name == asked:  # the options of the report need the report, which takes seconds to load
+        if (
+            every or name == asked
+        ):  # the options of the report need the report, which takes seconds to load
             module.add_arguments(made[name])
     return parser, made
 

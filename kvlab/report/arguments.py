@@ -37,11 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Build the report that ``args`` asks for; return the exit code."""
+    """Build the report that ``args`` asks for; return the exit code.
+
+    ``args.parser``, where it is set, is the parser of the whole command, for the site.
+    """
     if args.trace is None and (note := unused_trace()) is not None:
         print(note, file=sys.stderr)
     try:
-        report = build_report(args.out, args.trace, args.jobs, args.notebooks)
+        report = build_report(
+            args.out,
+            args.trace,
+            args.jobs,
+            args.notebooks,
+            commands=getattr(args, "parser", None),
+        )
     except NotebookFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

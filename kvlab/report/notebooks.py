@@ -22,7 +22,7 @@ from kvlab.report.stamps import MAX_NOTEBOOK_BYTES, find_notebooks, write_notebo
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     try:
         paths = find_notebooks(args.paths or None)
         if args.action == "check":
@@ -70,11 +70,12 @@ def _execute(paths: Sequence[Path], args: argparse.Namespace) -> list[str]:
     return [o.failure.sentence for o in outcomes if o.failure is not None] + found
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of this command."""
+    made = argparse.ArgumentParser(
         prog="python -m kvlab.report.notebooks", description="Execute or check notebooks."
     )
-    actions = parser.add_subparsers(dest="action", required=True)
+    actions = made.add_subparsers(dest="action", required=True)
     execute = actions.add_parser("execute", help="run notebooks, each in a kernel of its own")
     execute.add_argument("--in-place", action="store_true", help="keep the outputs in the files")
     execute.add_argument("--jobs", type=int, metavar="N", help="notebooks at a time (cores)")
@@ -91,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     check = actions.add_parser("check", help="hold notebooks against the rules, running nothing")
     for action in (execute, check):
         action.add_argument("paths", nargs="*", help="notebooks or folders (the folder notebooks)")
-    return parser
+    return made
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ import kvlab
 from kvlab.errors import KvlabError
 
 FOLDER = "notebooks"
-GLOSSARY = "GLOSSARY.md"
 MAX_NOTEBOOK_BYTES = 400_000
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -71,11 +70,14 @@ def find_notebooks(where: Sequence[Path | str] | None = None) -> list[Path]:
     return found
 
 
-def find_glossary(notebooks: Sequence[Path]) -> Path | None:
-    """The glossary above the folder of the notebooks, else the one beside the package, if any."""
-    folders = [path.resolve().parents[1] for path in notebooks]
-    folders.append(Path(kvlab.__file__).resolve().parents[1])
-    return next((f / GLOSSARY for f in folders if (f / GLOSSARY).is_file()), None)
+def find_beside(notebooks: Sequence[Path], name: str) -> Path | None:
+    """The file ``name`` beside the notebooks or one folder up, else that of the project, if any."""
+    project = Path(kvlab.__file__).resolve().parents[1]
+    folders = [parent for path in notebooks for parent in path.resolve().parents[:2]]
+    for folder in [*folders, project / FOLDER, project]:
+        if (folder / name).is_file():
+            return folder / name
+    return None
 
 
 def read_notebook(path: Path) -> NotebookNode:

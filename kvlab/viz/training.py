@@ -78,14 +78,19 @@ def _changes(log: pd.DataFrame) -> list[float]:
     return [(a[1] + b[1]) / 2 for a, b in pairwise(points) if a[0] != b[0]]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the curve of a folder into it: 0, or 1 with a sentence."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of ``python -m kvlab.viz.training``."""
+    made = argparse.ArgumentParser(
         prog="python -m kvlab.viz.training",
         description="Draw the loss curve of a training: SVG, PDF, PNG, and JSON with the origin.",
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="a folder of kvlab.lab.training")
-    folder: Path = parser.parse_args(argv).out
+    made.add_argument("out", type=Path, metavar="OUT", help="a folder of kvlab.lab.training")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw the curve of a folder into it: 0, or 1 with a sentence."""
+    folder: Path = parser().parse_args(argv).out
     try:
         log, facts = _read(folder)
         fig = loss_curve_figure(log, facts["recall_chance"], Origin(**facts["origin"]))

@@ -6,19 +6,18 @@ import json
 import os
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
-from kvlab.report import NotebookFailed, Report, ReportError, add_arguments, build_report, run
+from kvlab.report import NotebookFailed, Report, ReportError, add_arguments, build_report, run, site
 from kvlab.report import build as module
 from kvlab.report.execute import Progress
-from kvlab.report.pages import external_loads
+from kvlab.report.offline import external_loads
 from kvlab.viz.save import figure_registry
 
 from .conftest import FAILING, GOOD
+from .site_checks import faults
 
 Make = Callable[..., Path]
 
@@ -26,23 +25,6 @@ Make = Callable[..., Path]
 def pages(report: Report) -> list[Path]:
     """Every HTML page of the report."""
     return sorted(report.folder.rglob("*.html"))
-
-
-class Links(HTMLParser):
-    """Collects what a page links to or loads, and pictures without a description."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.targets: list[str] = []
-        self.ids: set[str] = set()
-        self.undescribed = 0
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note links, anchors and pictures."""
-        found = dict(attrs)
-        self.targets += [value for key in ("href", "src") if (value := found.get(key))]
-        self.ids.update(filter(None, [found.get("id")]))
-        self.undescribed += tag == "img" and not found.get("alt")
 
 
 @pytest.mark.notebook
@@ -60,7 +42,9 @@ def test_a_report_has_an_index_each_notebook_each_figure_and_a_manifest(report: 
 
 @pytest.mark.notebook
 def test_no_page_loads_anything_from_the_network_or_runs_a_script(report: Report) -> None:
-    assert len(pages(report)) == 5  # index, glossary, three notebooks
+    assert {"index.html", "03_trace.html", "figures.html", "commands.html"} <= {
+        page.name for page in pages(report)
+    }
     for page in pages(report):
         text = page.read_text(encoding="utf-8")
         assert external_loads(text) == [], page.name
@@ -68,25 +52,8 @@ def test_no_page_loads_anything_from_the_network_or_runs_a_script(report: Report
 
 
 @pytest.mark.notebook
-def test_every_local_link_of_every_page_leads_somewhere(report: Report) -> None:
-    for page in pages(report):
-        links = Links()
-        links.feed(page.read_text(encoding="utf-8"))
-        assert links.targets
-        for target in links.targets:
-            if re.match(r"data:|https?:", target):
-                continue
-            path, _, anchor = unquote(target).partition("#")
-            assert (page.parent / path).exists(), f"{page.name}: {target}"
-            assert path or anchor in links.ids, f"{page.name}: {target}"
-
-
-@pytest.mark.notebook
-def test_every_picture_has_a_description(report: Report) -> None:
-    for page in pages(report):
-        links = Links()
-        links.feed(page.read_text(encoding="utf-8"))
-        assert links.undescribed == 0, page.name
+def test_no_link_is_dead_and_every_page_is_well_formed(report: Report) -> None:
+    assert faults(report.folder) == []
 
 
 @pytest.mark.notebook
@@ -94,8 +61,29 @@ def test_the_index_shows_findings_questions_and_figures(report: Report) -> None:
     text = (report.folder / "index.html").read_text(encoding="utf-8")
     assert "There are 2 points." in text
     assert "What is one plus one?" in text
-    assert 'alt="Points. Points: a count."' in text
     assert "requests.csv" in text
+
+
+@pytest.mark.notebook
+def test_the_gallery_shows_each_figure_with_definition_origin_numbers_and_files(
+    report: Report,
+) -> None:
+    text = (report.folder / "figures.html").read_text(encoding="utf-8")
+    assert 'alt="Points. Points: a count."' in text
+    assert "<td>2</td>" in text
+    assert "<dt>command</dt><dd>kvlab test</dd>" in text
+    assert '<h2 id="02_panel"><a href="notebooks/02_panel.html">2. A panel</a></h2>' in text
+    for ending in ("svg", "pdf", "png", "csv", "json"):
+        assert f'href="figures/the_points.{ending}" download' in text
+
+
+@pytest.mark.notebook
+def test_a_notebook_page_leads_to_its_neighbours_its_figures_and_its_file(report: Report) -> None:
+    text = (report.folder / "notebooks" / "02_panel.html").read_text(encoding="utf-8")
+    assert 'href="01_sum.html" rel="prev">← 1. A small sum</a>' in text
+    assert 'href="03_trace.html" rel="next">3. Trace →</a>' in text
+    assert 'href="02_panel.ipynb" download>' in text
+    assert 'href="../figures.html#the_points"' in text
 
 
 @pytest.mark.notebook
@@ -179,8 +167,8 @@ def test_a_page_that_would_load_from_the_network_stops_the_report(
 ) -> None:
     monkeypatch.setattr(module, "execute_all", lambda *args, **kwargs: [])
     remote = "https" + "://example.org/x.js"
-    monkeypatch.setattr(module, "render", lambda *args: f'<script src="{remote}"></script>')
-    text = r"(glossary|index)\.html would load script src=.* and 0 more; embed"
+    monkeypatch.setattr(site, "render", lambda *args: f'<script src="{remote}"></script>')
+    text = r"troubleshooting\.html would load script src=.* and 0 more; embed"
     with pytest.raises(ReportError, match=text):
         build_report(old, notebooks=[make("01_sum", *GOOD)], progress=quiet)
     assert (old / "old.txt").exists()
@@ -269,7 +257,7 @@ def test_the_command_ends_with_a_sentence_and_a_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def fail(*args: object) -> Report:
+    def fail(*args: object, **given: object) -> Report:
         raise raised
 
     monkeypatch.setattr("kvlab.report.arguments.build_report", fail)
@@ -281,7 +269,7 @@ def test_the_command_prints_where_the_report_is(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "kvlab.report.arguments.build_report", lambda *args: Report(Path("build/report"), {})
+        "kvlab.report.arguments.build_report", lambda *a, **k: Report(Path("build/report"), {})
     )
     assert run(parsed()) == 0
     assert capsys.readouterr().out == "report: build/report/index.html\n"

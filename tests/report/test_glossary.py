@@ -9,7 +9,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 
 from kvlab.report import Report
 from kvlab.report.pages import describe, markdown_body, notebook_body
-from kvlab.report.stamps import find_glossary
+from kvlab.report.stamps import find_beside
 
 
 def markdown(source: str) -> NotebookNode:
@@ -24,7 +24,7 @@ def test_the_index_and_the_notebooks_lead_to_words_of_the_glossary(report: Repor
     index = (report.folder / "index.html").read_text(encoding="utf-8")
     notebook = (report.folder / "notebooks" / "01_sum.html").read_text(encoding="utf-8")
     glossary = (report.folder / "glossary.html").read_text(encoding="utf-8")
-    assert '<a href="glossary.html">' in index
+    assert '<a href="glossary.html">glossary</a>' in index
     assert '<a href="../glossary.html#dcp">rank</a>' in notebook
     assert '<a id="dcp"></a>' in glossary
 
@@ -39,21 +39,21 @@ def test_every_word_that_the_notebooks_link_is_in_the_glossary() -> None:
 
 def test_links_to_the_glossary_are_text_in_a_report_without_one(tmp_path: Path) -> None:
     linked = markdown("[slot](../GLOSSARY.md#slot)")
-    assert "<p>slot</p>" in notebook_body(linked, tmp_path, [])
-    page = notebook_body(linked, tmp_path, [], glossary=True)
+    assert "<p>slot</p>" in notebook_body(linked, tmp_path, {})
+    page = notebook_body(linked, tmp_path, {"GLOSSARY.md": "../glossary.html"})
     assert '<p><a href="../glossary.html#slot">slot</a></p>' in page
 
 
 def test_markdown_keeps_its_anchors(tmp_path: Path) -> None:
-    body = markdown_body('| a |\n|---|\n| <a id="slot"></a>slot |', tmp_path)
+    body = markdown_body('| a |\n|---|\n| <a id="slot"></a>slot |', tmp_path, {})
     assert '<a id="slot"></a>slot' in body
 
 
 def test_the_glossary_above_the_notebooks_comes_before_that_of_the_project(tmp_path: Path) -> None:
     notebook = tmp_path / "notebooks" / "01_a.ipynb"
-    assert find_glossary([notebook]) == Path(__file__).parents[2] / "GLOSSARY.md"
+    assert find_beside([notebook], "GLOSSARY.md") == Path(__file__).parents[2] / "GLOSSARY.md"
     (tmp_path / "GLOSSARY.md").write_text("# Mine")
-    assert find_glossary([notebook]) == tmp_path.resolve() / "GLOSSARY.md"
+    assert find_beside([notebook], "GLOSSARY.md") == tmp_path.resolve() / "GLOSSARY.md"
 
 
 @pytest.mark.parametrize("heading", ["# 3. The crash", "# The crash"])

@@ -7,7 +7,8 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from kvlab.report.pages import describe, external_loads, notebook_body
+from kvlab.report.offline import external_loads
+from kvlab.report.pages import Heading, contents, describe, notebook_body
 
 REMOTE = "https" + "://example.org/x"
 
@@ -49,7 +50,8 @@ def markdown(source: str) -> NotebookNode:
 def test_links_lead_to_pages_of_the_report_or_to_the_web_or_are_text(
     tmp_path: Path, source: str, html: str
 ) -> None:
-    assert html in notebook_body(markdown(source), tmp_path, ["01_a", "02_b"])
+    targets = {"01_a.ipynb": "01_a.html", "02_b.ipynb": "02_b.html"}
+    assert html in notebook_body(markdown(source), tmp_path, targets)
 
 
 def test_a_body_has_no_script_and_every_picture_has_a_description(tmp_path: Path) -> None:
@@ -66,7 +68,7 @@ def test_a_body_has_no_script_and_every_picture_has_a_description(tmp_path: Path
     body = notebook_body(
         new_notebook(cells=[cell]),  # type: ignore[no-untyped-call]
         tmp_path,
-        [],
+        {},
     )
     assert "<script" not in body
     assert "alert" not in body
@@ -88,6 +90,16 @@ def test_a_notebook_is_described_by_its_heading_and_its_first_question(
 ) -> None:
     page = describe(markdown(source), "03_crash", 1.0)
     assert (page.title, page.question, page.number) == (title, question, 3)
+
+
+def test_headings_get_the_anchors_that_github_gives_them(tmp_path: Path) -> None:
+    source = "# A\n\n## Case a: `v % c`\n\n### Why?\n\n## Why?"
+    body = notebook_body(markdown(source), tmp_path, {})
+    assert contents(body) == (
+        Heading(2, "case-a-v--c", "Case a: v % c"),
+        Heading(3, "why", "Why?"),
+        Heading(2, "why-1", "Why?"),
+    )
 
 
 def test_a_notebook_without_a_number_has_none() -> None:

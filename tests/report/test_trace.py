@@ -69,7 +69,7 @@ def test_a_trace_in_the_environment_that_is_not_used_is_told(
     if variable is not None:
         monkeypatch.setenv("KVLAB_TRACE", variable)
     monkeypatch.setattr(
-        "kvlab.report.arguments.build_report", lambda *args: Report(Path("build/report"), {})
+        "kvlab.report.arguments.build_report", lambda *a, **k: Report(Path("build/report"), {})
     )
     assert run(parsed(*words)) == 0
     assert capsys.readouterr().err == said

@@ -1,21 +1,20 @@
 """``python -m kvlab.lab.training OUT``: train the tiny checkpoint, save it, and measure it."""
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from kvlab.errors import KvlabError
 from kvlab.lab.training.loop import Recipe, smoke
+from kvlab.lab.training.options import parser
 from kvlab.lab.training.run import Sample, finish, make
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train or measure; 0 when the folder is complete, 1 if it could not be, 130 if interrupted."""
-    given = _parser().parse_args(argv)
+    given = parser().parse_args(argv)
     threads = torch.get_num_threads()
     recipe = smoke(given.seed) if given.smoke else Recipe(seed=given.seed)
     sample = Sample(windows=8, length=192, questions=2) if given.smoke else Sample()
@@ -46,30 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _moved(bar: "tqdm[None]", done: int) -> None:
     bar.update(done - bar.n)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m kvlab.lab.training",
-        description="Train the tiny Kimi Linear on this Python's standard library.",
-        epilog="The defaults are those of the shipped checkpoint: 43 minutes with one thread.",
-    )
-    parser.add_argument("out", type=Path, metavar="OUT", help="a folder without a training")
-    parser.add_argument("--smoke", action="store_true", help="a few short steps, under a minute")
-    parser.add_argument("--seed", type=_whole, metavar="N", default=2026, help="default 2026")
-    parser.add_argument(
-        "--threads", type=_whole, metavar="N", help="threads of torch; else what torch takes"
-    )
-    parser.add_argument(
-        "--measure-only", action="store_true", help="train nothing, measure what lies in OUT"
-    )
-    return parser
-
-
-def _whole(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1: got {text!r}")
-    return int(text)
 
 
 if __name__ == "__main__":
