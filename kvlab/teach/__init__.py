@@ -10,7 +10,7 @@
     ex.check(rank_and_row)             # fresh inputs each time; the first difference
 
 ``EXERCISES`` has all of them by name, in the order of the path; ``progress()`` says which were
-passed in this kernel.
+passed in this kernel; ``quiz()`` asks ten questions.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,18 @@ from kvlab.errors import KvlabError
 from kvlab.teach.exercise import Check, Exercise
 from kvlab.teach.path import ALL
 from kvlab.teach.progress import BOOK, Progress, Record, forget
+from kvlab.teach.quiz import quiz
 
-__all__ = ["EXERCISES", "Check", "Exercise", "exercise", "exercises_of", "forget", "progress"]
+__all__ = [
+    "EXERCISES",
+    "Check",
+    "Exercise",
+    "exercise",
+    "exercises_of",
+    "forget",
+    "progress",
+    "quiz",
+]
 
 EXERCISES: Mapping[str, Exercise] = MappingProxyType({ex.name: ex for ex in ALL})
 

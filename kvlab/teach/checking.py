@@ -12,6 +12,7 @@ import io
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import torch
@@ -179,10 +180,8 @@ def _told(error: BaseException) -> str:
     """The error and the line of the reader's code that raised it."""
     text = f"{type(error).__name__}: {error}".rstrip(": ")
     frames = traceback.extract_tb(error.__traceback__)
-    mine = [frame for frame in frames if not frame.filename.startswith(_HERE)]
+    others = (str(Path(__file__).parent), "site-packages")
+    mine = [f for f in frames if not any(other in f.filename for other in others)]
     if mine and mine[-1].line:
         text += f" (line {mine[-1].lineno}: {mine[-1].line.strip()})"
     return text
-
-
-_HERE = __file__.rpartition("/")[0]

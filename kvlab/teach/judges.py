@@ -4,6 +4,8 @@ Each judge refuses what no allocator, node or host would do, so that only the bu
 and takes the class as its last argument: the repaired class is exposed by no answer.
 """
 
+import math
+
 import torch
 
 from kvlab.attn import merge_stacked
@@ -25,10 +27,12 @@ def restore_exposes(
     """Backs up, restores and reads in the slots of ``answer``."""
     layout = DcpLayout(c, P, N)
     match answer:
-        case [[*old], [*new]]:
-            pass
+        case [[*before], [*after]]:
+            old, new = _whole_numbers(before), _whole_numbers(after)
         case _:
             return Verdict(False, "two lists are meant: the slots before and the slots after")
+    if old is None or new is None:
+        return Verdict(False, "a slot is a whole number")
     for name, slots in (("old", old), ("new", new)):
         wrong = _refuse(slots, layout)
         if wrong:
@@ -52,14 +56,19 @@ def restore_exposes(
     )
 
 
-def _refuse(slots: list[object], layout: DcpLayout) -> str:
+def _whole_numbers(values: list[object]) -> list[int] | None:
+    numbers = [x for x in values if isinstance(x, int) and not isinstance(x, bool)]
+    return numbers if len(numbers) == len(values) else None
+
+
+def _refuse(slots: list[int], layout: DcpLayout) -> str:
     W = layout.widened_page_size
     if not slots:
         return "there are none"
     pages: list[int] = []
     for i, v in enumerate(slots):
-        if type(v) is not int or not layout.first_slot <= v < layout.slot_end:
-            return f"element {i} is {v!r}, slots are {layout.first_slot} .. {layout.slot_end - 1}"
+        if not layout.first_slot <= v < layout.slot_end:
+            return f"element {i} is {v}, slots are {layout.first_slot} .. {layout.slot_end - 1}"
         if v % W != i % W:
             return f"element {i} is slot {v}, at {v % W} in its page of {W} instead of {i % W}"
         if i % W == 0:
@@ -145,11 +154,11 @@ def leak_exposes(
 ) -> Verdict:
     """Backs up two requests, of which the first is declined."""
     match answer:
-        case [[*first], [*second]] if len(first) == len(second) == c:
-            pass
+        case [[*one], [*two]] if len(one) == len(two) == c:
+            first, second = _whole_numbers(one), _whole_numbers(two)
         case _:
             return Verdict(False, f"two requests are meant, each with {c} sizes, one a rank")
-    if any(type(x) is not int or x < 0 for x in [*first, *second]):
+    if first is None or second is None or min(*first, *second) < 0:
         return Verdict(False, "a size is a whole number of bytes, at least 0")
     if sum(second) > capacity:
         return Verdict(False, f"the second request has {sum(second)} bytes: it never fits")

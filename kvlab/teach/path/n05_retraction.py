@@ -92,7 +92,8 @@ def overdraw(c: int, P: int) -> tuple[list[list[int]], int]:
 
 
 def _layout(rng: Random, size: int) -> Inputs:
-    return {"c": draw.ranks(rng, size), "P": draw.page(rng, size)}
+    P = draw.page(rng, size) if size < 3 else draw.number(rng, size, low=2)
+    return {"c": draw.ranks(rng, size), "P": P}
 
 
 ALL = (

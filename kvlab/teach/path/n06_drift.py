@@ -148,6 +148,7 @@ ALL = (
         make=_bases,
         hint="log2(x) = ln(x) / ln(2); convert all to nats, subtract the largest, then exp",
         source="FlashInfer issue 4485",
+        core=False,
     ),
     Exercise(
         "above-the-floor",

@@ -198,6 +198,7 @@ ALL = (
         make=_budget,
         hint="first the bytes of one page on one rank; then whole pages; then take one off",
         source="SGLang issue 31821 (2,292,288 tokens a rank become 4,252,416 at DCP 2)",
+        core=False,
     ),
     Exercise(
         "break-even",
