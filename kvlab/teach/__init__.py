@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from kvlab.errors import KvlabError
+from kvlab.teach.book import BOOK, Progress, Record, forget
 from kvlab.teach.exercise import Check, Exercise
 from kvlab.teach.path import ALL
-from kvlab.teach.progress import BOOK, Progress, Record, forget
 from kvlab.teach.quiz import quiz
 
 __all__ = [

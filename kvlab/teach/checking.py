@@ -5,7 +5,6 @@ When one fails, more small ones are tried, and the failing one with the smallest
 The reader's code gets copies, is called by position, and whatever it raises is a difference.
 """
 
-import contextlib
 import copy
 import dis
 import io
@@ -18,6 +17,7 @@ from random import Random
 import torch
 
 from kvlab.teach.answers import NotPlain, Plain, difference, plain
+from kvlab.teach.limits import SECONDS, OutOfTime, bounded
 
 TRIALS, SIZES, SMALLER = 100, 10, 150
 
@@ -51,12 +51,13 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is checked. ``run(yours, *inputs)`` gives the answer, which ``judge`` (a *find*
-    exercise) or equality with ``spec(*inputs)`` decides."""
+    exercise) or equality with ``spec(*inputs)`` decides; a call may take ``seconds``."""
 
     make: Make
     spec: Callable[..., object]
     judge: Callable[..., Verdict] | None = None
     run: Callable[..., object] | None = None
+    seconds: float = SECONDS
 
     def inputs(self, seed: int | str, number: int, size: int) -> Inputs:
         """The input of that number and size, always the same for one seed."""
@@ -87,10 +88,13 @@ class Task:
         """The difference for one input, None when the answer is right."""
         said = io.StringIO()
         try:
-            with contextlib.redirect_stdout(said):
+            with bounded(self.seconds) as said:
                 answer = plain(self.answer(yours, inputs))
         except NotPlain as error:
             return self._differs(inputs, str(error), str(error), said)
+        except OutOfTime:
+            text = f"not ended after {self.seconds:g} s"
+            return self._differs(inputs, text, f"your code had {text}", said, crashed=True)
         except (Exception, SystemExit) as error:
             text = _told(error)
             return self._differs(inputs, text, f"your code raised {text}", said, crashed=True)
@@ -122,6 +126,8 @@ def first_difference(task: Task, yours: Callable[..., object], seed: int) -> Dif
 def _smallest(
     task: Task, yours: Callable[..., object], seed: int, size: int, found: Difference
 ) -> Difference:
+    if found.yours == f"not ended after {task.seconds:g} s":
+        return found  # others would not end either
     for number in range(SMALLER):
         inputs = task.inputs(f"{seed} smaller", number, number % (size + 1) // 2)
         if weight(inputs) < weight(found.inputs):
@@ -154,9 +160,9 @@ def is_unfilled(task: Task, yours: object, seed: int) -> bool:
         return False
     for number in range(3):
         try:
-            with contextlib.redirect_stdout(io.StringIO()):
+            with bounded(task.seconds):
                 answer = task.answer(yours, task.inputs(seed, number, 0))
-        except (Exception, SystemExit):
+        except (Exception, SystemExit, OutOfTime):
             return False
         if answer is not None and answer is not ...:
             return False

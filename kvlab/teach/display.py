@@ -8,6 +8,7 @@ Neutral to light and dark themes: no colour carries meaning, borders take the co
       5  1
 """
 
+import re
 from dataclasses import dataclass
 from html import escape
 
@@ -15,7 +16,10 @@ import torch
 
 _BOX = "border-left:3px solid currentColor;padding:0.1em 0 0.1em 0.8em;margin:0.4em 0"
 _CELL = "text-align:left;padding:0.15em 0.8em;font-family:monospace;white-space:pre-wrap"
-_CODE = "white-space:pre-wrap;font-family:monospace;margin:0.4em 0;background:transparent"
+_CODE = (
+    "white-space:pre-wrap;font-family:monospace;margin:0.8em 0;background:transparent;color:inherit"
+)
+_TABLE = "color:inherit;border-collapse:collapse"
 _WIDEST = 60
 
 
@@ -32,6 +36,11 @@ def short(value: object) -> str:
         opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
         return f"{opening}{', '.join(items)}{closing}"
     return value if isinstance(value, str) else repr(value)
+
+
+def _words(text: str) -> str:
+    """Escaped, with what stands between backticks as code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,8 @@ class Table:
             return f"<tr>{inside}</tr>"
 
         body = "".join(line(row, "td") for row in self.rows)
-        return f"<table><thead>{line(self.heads, 'th')}</thead><tbody>{body}</tbody></table>"
+        head = line(self.heads, "th")
+        return f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{body}</tbody></table>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +95,7 @@ class Block:
 
     def _repr_html_(self) -> str:
         inside = "".join(
-            f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_()
+            f"<p>{_words(part)}</p>" if isinstance(part, str) else part._repr_html_()
             for part in self.parts
         )
         return f'<div style="{_BOX}"><p><strong>{escape(self.title)}</strong></p>{inside}</div>'

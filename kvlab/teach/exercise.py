@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvlab.teach.answers import plain as _plain
+from kvlab.teach.book import BOOK
 from kvlab.teach.checking import (
     TRIALS,
     Difference,
@@ -23,7 +24,6 @@ from kvlab.teach.checking import (
     is_unfilled,
 )
 from kvlab.teach.display import Block, Code, Table, short
-from kvlab.teach.progress import BOOK
 
 HINT_AT = 2
 GRADES = {
@@ -150,11 +150,10 @@ class Exercise:
         if self.source:
             parts.append(f"Source: {self.source}.")
         parts += [Code(_source(thing)) for thing in self.code]
-        parts += [Code(f"{self.signature}\n    ..."), *self._example()]
-        parts.append(
-            f'Check it with exercise("{self.name}").check({self.answer.__name__}); a small fresh '
-            f'example: exercise("{self.name}").show()'
-        )
+        parts.append(self._example())
+        parts.append(f'A few small fresh examples: exercise("{self.name}").show()')
+        check = f'exercise("{self.name}").check({self.answer.__name__})'
+        parts.append(Code(f"{self.signature}\n    ...\n\n\n{check}"))
         title = f"{self.title} (grade {self.grade} of 5: {GRADES[self.grade]}; {self.notebook})"
         return Block(title, tuple(parts))
 
@@ -230,13 +229,13 @@ class Exercise:
             return self.task.expected(self.example)
         return self.task.answer(self.answer, self.example)
 
-    def _example(self) -> list[str | Table | Code]:
+    def _example(self) -> str:
         given = ", ".join(f"{name}={short(value)}" for name, value in self.example.items())
         right = self.example_answer()
         told = f"Example: {given} -> {short(right)}"
         if self.judge is not None:
             told += f", for one. {self.task.verdict(_plain(right), self.example).words}"
-        return [told]
+        return told
 
     def _beside(
         self, yours: Callable[..., object], inputs: Inputs, found: Difference | None

@@ -124,7 +124,7 @@ class TreeMerge:
 
 
 class RankBackups:
-    """Host memory of at most `capacity` bytes, from which the ranks of a node take their copies."""
+    """Host memory of at most capacity bytes, from which the ranks of a node take their copies."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -145,7 +145,7 @@ class RankBackups:
 
 
 class ReusingArena:
-    """Host memory of at most `capacity` bytes, in blocks that are kept and lent again."""
+    """Host memory of at most capacity bytes, in blocks that are kept and lent again."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -153,7 +153,7 @@ class ReusingArena:
         self.idle: list[int] = []
 
     def take(self, size: int) -> int | None:
-        """The bytes of a block that holds `size`, or None when the bound would be passed."""
+        """The bytes of a block that holds size, or None when the bound would be passed."""
         fitting = [block for block in self.idle if block >= size]
         if fitting:
             block = min(fitting)

@@ -1,13 +1,17 @@
 """What a check says: not filled in, passed, the first difference, a crash, a hint at the second."""
 
 import re
+import signal
 import sys
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvlab.teach import EXERCISES, Exercise, exercise, progress
 from kvlab.teach.answers import difference, plain
+from kvlab.teach.checking import first_difference, is_unfilled
 
 every_exercise = pytest.mark.parametrize("ex", EXERCISES.values(), ids=lambda ex: ex.name)
 
@@ -119,6 +123,34 @@ def test_code_that_crashes_only_now_and_then_is_caught_where_it_does() -> None:
     assert found is not None and found.crashed and "IndexError" in found.words
 
 
+def endless(v: int, c: int) -> Any:
+    while v:
+        try:
+            v += 1
+        except Exception:
+            c += 1
+
+
+def test_a_loop_that_never_ends_is_cut_off_and_said_to_be_that() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    task = replace(exercise("owner-by-hand").task, seconds=0.05)
+    assert not is_unfilled(task, endless, seed=1)
+    found = first_difference(task, endless, seed=1)
+    assert found is not None and found.crashed
+    assert found.words == "your code had not ended after 0.05 s"
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_check_works_in_a_thread_where_nothing_can_be_cut_off() -> None:
+    found: list[bool] = []
+    ex = exercise("owner-by-hand")
+    thread = threading.Thread(target=lambda: found.append(ex.check(ex.answer).passed))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
 def test_a_wrong_number_of_parameters_is_a_difference() -> None:
     found = exercise("owner-by-hand").check(lambda v: v).difference
     assert found is not None and "takes 1 positional argument but 2 were given" in found.words
@@ -184,7 +216,7 @@ def test_show_gives_a_few_small_inputs_with_the_spec_and_yours_beside_it(ex: Exe
     assert heads in repr(alone) and repr(alone) == repr(ex.show(seed=3))
     assert repr(alone) != repr(ex.show(seed=4))
     both = ex.show(ex.answer, seed=3)
-    assert "yours" in repr(both) and "<table>" in both._repr_html_()
+    assert "yours" in repr(both) and "<table" in both._repr_html_()
     if ex.judge is None:
         assert "same" in repr(both) and "differs" not in repr(both)
     crashed = ex.show(raising(ValueError("no")), seed=3)
@@ -204,7 +236,7 @@ def test_progress_says_what_was_tried_and_what_was_passed() -> None:
     assert f"1 of {len(EXERCISES)} exercises passed" in repr(now)
     lines = {line[0]: line[1:] for line in now.lines}
     assert lines["ragged-tail"] == ("02_owner_slots", 2, 1, False)
-    assert "tried" in repr(now) and "<table>" in now._repr_html_()
+    assert "tried" in repr(now) and "<table" in now._repr_html_()
     exercise("owner-by-hand").check(swapped)
     assert progress().passed == ("owner-by-hand",), "what was passed stays passed"
 

@@ -54,10 +54,11 @@ def test_a_spec_says_what_to_fill_in_gives_an_example_and_ends_with_how_to_check
     assert ex.title in text.splitlines()[0] and f"grade {ex.grade} of 5" in text
     assert f"{ex.signature}\n" in text and "Example:" in text
     last = text.splitlines()[-1]
-    assert f'exercise("{ex.name}").check({ex.answer.__name__})' in last and ".show()" in last
+    assert last.strip() == f'exercise("{ex.name}").check({ex.answer.__name__})'
+    assert f'exercise("{ex.name}").show()' in text
     assert ex.hint not in text
     html = ex._repr_html_()
-    assert "Example:" in html and ex.name in html and "color:#" not in html
+    assert "Example:" in html and ex.name in html and "color:#" not in html and "`" not in html
 
 
 @every_exercise
