@@ -13,14 +13,13 @@ from dataclasses import dataclass
 
 from kvlab.lab.bench import __main__ as bench
 from kvlab.lab.training import options as training
-from kvlab.report.notebooks import parser as of_notebooks
-from kvlab.report.pictures import parser as of_pictures
+from kvlab.report.options import notebooks_parser, pictures_parser
 from kvlab.viz import training as curve
 
 #: Name -> parser of what ``python -m`` runs beside the command kvlab.
 MODULES = {
-    "kvlab.report.notebooks": of_notebooks,
-    "kvlab.report.pictures": of_pictures,
+    "kvlab.report.notebooks": notebooks_parser,
+    "kvlab.report.pictures": pictures_parser,
     "kvlab.lab.bench": bench._parser,
     "kvlab.lab.training": training.parser,
     "kvlab.viz.training": curve.parser,

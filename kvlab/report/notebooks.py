@@ -15,14 +15,15 @@ from pathlib import Path
 from kvlab.errors import KvlabError
 from kvlab.lab.findings import output_folder
 from kvlab.report.check import problems
-from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, execute_all
+from kvlab.report.execute import Outcome, execute_all
 from kvlab.report.kernel import unused_trace
+from kvlab.report.options import notebooks_parser
 from kvlab.report.stamps import MAX_NOTEBOOK_BYTES, find_notebooks, write_notebook
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    args = parser().parse_args(argv)
+    args = notebooks_parser().parse_args(argv)
     try:
         paths = find_notebooks(args.paths or None)
         if args.action == "check":
@@ -68,31 +69,6 @@ def _execute(paths: Sequence[Path], args: argparse.Namespace) -> list[str]:
         on_done=keep,
     )
     return [o.failure.sentence for o in outcomes if o.failure is not None] + found
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options of this command."""
-    made = argparse.ArgumentParser(
-        prog="python -m kvlab.report.notebooks", description="Execute or check notebooks."
-    )
-    actions = made.add_subparsers(dest="action", required=True)
-    execute = actions.add_parser("execute", help="run notebooks, each in a kernel of its own")
-    execute.add_argument("--in-place", action="store_true", help="keep the outputs in the files")
-    execute.add_argument("--jobs", type=int, metavar="N", help="notebooks at a time (cores)")
-    execute.add_argument(
-        "--timeout",
-        type=int,
-        default=CELL_TIMEOUT_S,
-        metavar="S",
-        help="seconds a cell may take (%(default)s)",
-    )
-    execute.add_argument(
-        "--figures", type=Path, metavar="DIR", help="where notebooks save (build/figures)"
-    )
-    check = actions.add_parser("check", help="hold notebooks against the rules, running nothing")
-    for action in (execute, check):
-        action.add_argument("paths", nargs="*", help="notebooks or folders (the folder notebooks)")
-    return made
 
 
 if __name__ == "__main__":

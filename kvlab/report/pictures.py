@@ -7,7 +7,6 @@ Beside each picture lies its JSON: title, definition, origin, and the checksum o
 which a test compares.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -16,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvlab.errors import KvlabError
+from kvlab.report.options import pictures_parser
 from kvlab.report.place import MANIFEST
 from kvlab.report.stamps import ReportError
 
-REPORT = Path("build/report")
-SHOWN = Path("data/figures")
 PICTURES = ("owner-slots", "silent-wrong-row", "retractions-by-dcp", "drift-by-condition")
 ENDINGS = ("png", "json")
 
@@ -50,20 +48,9 @@ def copy_pictures(report: Path, out: Path) -> list[Path]:
     return [out / name for name in names]
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of this command."""
-    made = argparse.ArgumentParser(
-        prog="python -m kvlab.report.pictures",
-        description="Copy the pictures of the README, with their origin, from a report.",
-    )
-    made.add_argument("--report", type=Path, default=REPORT, metavar="DIR", help="%(default)s")
-    made.add_argument("--out", type=Path, default=SHOWN, metavar="DIR", help="%(default)s")
-    return made
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Copy the pictures: 0, or 1 with a sentence."""
-    given = parser().parse_args(argv)
+    given = pictures_parser().parse_args(argv)
     try:
         written = copy_pictures(given.report, given.out)
     except KvlabError as error:
