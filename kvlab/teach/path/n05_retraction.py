@@ -85,7 +85,7 @@ def _ended(rng: Random, size: int) -> Inputs:
     return {"c": c, "P": P, "kept": kept, "length": kept + rng.randint(W, (2 + size) * W)}
 
 
-def overdraw(c: int, P: int) -> tuple[list[list[int]], int]:
+def expose(c: int, P: int) -> tuple[list[list[int]], int]:
     """The victim's next token opens a page: it does not hold that page yet."""
     W = P * c
     return [[2 * W, 5], [W, 1]], 0
@@ -176,7 +176,7 @@ ALL = (
         and held pages must add up. There is one bug. Return (running, free) that exposes it: two
         or more requests [prompt, generated], each number at least 1, and the free pages of the
         pool, such that after retract() the audit fails. W = P * c.""",
-        answer=overdraw,
+        answer=expose,
         judge=batch_exposes,
         example={"c": 2, "P": 2},
         make=_layout,

@@ -118,7 +118,7 @@ def _output(rng: Random, size: int) -> Inputs:
     return {"tokens": tokens}
 
 
-def three_shards(outs: list[float]) -> list[float]:
+def expose(outs: list[float]) -> list[float]:
     """The LSE of a merged pair counts at the next merge: three shards that are not empty."""
     lses = [-math.inf] * len(outs)
     lses[:3] = [0.0, 0.0, 0.0] if outs[0] + outs[1] != 2 * outs[2] else [0.0, -1.0, 0.0]
@@ -207,7 +207,7 @@ ALL = (
         and so does one with equal outputs. `outs` are the outputs of three ranks or more. Return a
         list of LSE in nats, one a rank, between -50 and 50, or -inf for a rank without keys, for
         which the merged output is off by more than 0.01.""",
-        answer=three_shards,
+        answer=expose,
         judge=merge_exposes,
         example={"outs": [1.0, 2.0, 6.0]},
         make=_outs,

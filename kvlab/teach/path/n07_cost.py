@@ -125,7 +125,7 @@ def _node(rng: Random, size: int) -> Inputs:
             return dict(given)
 
 
-def leaking(capacity: int, c: int) -> tuple[list[int], list[int]]:
+def expose_host(capacity: int, c: int) -> tuple[list[int], list[int]]:
     """The first rank gets the whole host, the second nothing; what the first took stays taken."""
     return [capacity] * c, [1] + [0] * (c - 1)
 
@@ -135,7 +135,7 @@ def _host(rng: Random, size: int) -> Inputs:
     return {"capacity": capacity, "c": draw.ranks(rng, size)}
 
 
-def overfill(capacity: int) -> list[int]:
+def expose_arena(capacity: int) -> list[int]:
     """A block that waits is too small for the next backup, and is not dropped either."""
     return [1, -1, capacity]
 
@@ -232,7 +232,7 @@ ALL = (
         request is aborted. Return (first, second): the sizes of two requests, one a rank, such
         that the first is declined, and the second is declined although it fits the host (its sizes
         add up to `capacity` at most) and no backup is there.""",
-        answer=leaking,
+        answer=expose_host,
         judge=leak_exposes,
         example={"capacity": 10, "c": 2},
         make=_host,
@@ -249,7 +249,7 @@ ALL = (
         blocks that are lent and blocks that wait together never exceed `capacity`. Return a list
         of whole numbers that breaks it: n > 0 takes a block for n bytes (at most `capacity`), -k
         gives back the block of the k-th take.""",
-        answer=overfill,
+        answer=expose_arena,
         judge=arena_exposes,
         example={"capacity": 10},
         make=_capacity,
