@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+import numpy as np
 import pandas as pd
+import torch
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout
+from kvlab.index import DcpLayout, owner_of, row_of
 from kvlab.lab.crash_node import AfterFix, BeforeFix, CopyError, CrashNode, named
 
 STEPS = ("before", "backed up", "freed", "pages reused", "room again", "restored")
@@ -109,18 +111,14 @@ def backup_walk(
                       f"{_list(node.pages(victim))}, nothing is in it yet.",
                       _read(node, host, set())))  # fmt: skip
     path.restore(new)
-    held, damaged = node.held(victim), node.damaged(victim)
-    bad = held[held["verdict"] != "right"]
-    rows = {
-        (int(r), int(row))
-        for f in (bad, damaged)
-        for r, row in zip(f["rank"], f["row"], strict=True)
-    }
+    rows = _wrong(node)
+    bad = sum(rid == victim for rid in rows.values())
+    damaged = len(rows) - bad
     told = (
-        f"Of the victim's {length} positions {length - len(bad)} are right, {len(bad)} are not; "
-        f"{len(damaged)} rows of running requests were overwritten. Nothing was raised."
+        f"Of the victim's {length} positions {length - bad} are right, {bad} are not; "
+        f"{damaged} rows of running requests were overwritten. Nothing was raised."
     )
-    steps.append(Step(STEPS[5], told, _read(node, [], rows), len(bad), len(damaged)))
+    steps.append(Step(STEPS[5], told, _read(node, [], set(rows)), bad, damaged))
     return BackupWalk(layout, victim, tuple(steps))
 
 
@@ -128,17 +126,42 @@ def _list(pages: tuple[int, ...]) -> str:
     return ", ".join(map(str, pages))
 
 
+def _wrong(node: CrashNode) -> dict[tuple[int, int], int]:
+    """(rank, row) of each position of a running request whose row does not hold its token, with
+    the request."""
+    lay = node.layout
+    held = torch.stack([pool.buffer[0] for pool in node.cells.pools])
+    live = named(held.flatten(0, 1), 0)
+    found: dict[tuple[int, int], int] = {}
+    for rid in node.rows:
+        ids = node.slots(rid).ids
+        owner = owner_of(ids, lay.dcp_size, lay.interleave)
+        row = row_of(ids, lay.dcp_size, lay.interleave)
+        at = (owner * held.shape[1] + row).numpy()
+        right = (live["holds_request"].to_numpy()[at] == rid) & (
+            live["holds_position"].to_numpy()[at] == range(len(ids))
+        )
+        for rank, line, good in zip(owner.tolist(), row.tolist(), right, strict=True):
+            if not good:
+                found[rank, line] = rid
+    return found
+
+
 def _read(node: CrashNode, host: list[pd.DataFrame], wrong: set[tuple[int, int]]) -> pd.DataFrame:
     """Every row of every buffer and of the host copies."""
+    held = torch.stack([pool.buffer[0] for pool in node.cells.pools])
+    ranks, rows = held.shape[:2]
     parts = [
-        named(pool.buffer[0], pool.rank).assign(place="buffer") for pool in node.cells.pools
-    ] + [rows.assign(place="host") for rows in host]
-    parts = [rows.assign(row=range(len(rows))) for rows in parts if len(rows)]
+        named(held.flatten(0, 1), 0).assign(
+            rank=np.repeat(np.arange(ranks), rows),
+            place="buffer",
+            row=np.tile(np.arange(rows), ranks),
+        )
+    ]
+    parts += [one.assign(place="host", row=range(len(one))) for one in host if len(one)]
     table = pd.concat(parts, ignore_index=True)
     table = table.rename(columns={"holds_request": "request", "holds_position": "position"})
-    on_buffer = table["place"] == "buffer"
-    named_wrong = [
-        "wrong" if here and (rank, row) in wrong else ""
-        for here, rank, row in zip(on_buffer, table["rank"], table["row"], strict=True)
-    ]
-    return table.assign(verdict=named_wrong)[list(COLUMNS)]
+    verdict = np.full(len(table), "", object)
+    for rank, row in wrong:
+        verdict[rank * rows + row] = "wrong"
+    return table.assign(verdict=verdict)[list(COLUMNS)]

@@ -1,7 +1,9 @@
 """A small decode node, run to its end and then asked step by step: who runs, who sits on the host.
 
-The node serves six requests on real rules; the pool is bounded by the rows of one rank, so more
-ranks hold more tokens. A run is made once for each setting and kept.
+The node serves six requests by the rules of the decode node, jumping from event to event as the
+study of retraction counts does (the node that steps over real pools gives the same). The pool is
+bounded by the rows of one rank, so more ranks hold more tokens. A run is made once for each setting
+and kept.
 
 Worked example: 64 rows a rank in pages of 4 are 16 pages, 64 tokens at DCP 1 and 256 at DCP 4.
 """
@@ -12,9 +14,9 @@ from typing import Literal
 
 import pandas as pd
 
+from kvlab.engine.events import EventNode
 from kvlab.engine.policy import NodeConfig
 from kvlab.engine.result import Event, RunResult
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -91,6 +93,6 @@ def node_walk(dcp_size: int, capacity: int, restore: Restore = "backup") -> Node
         admission="reserved" if restore == "backup" else "new_token_ratio",
         reserved_decode_tokens=RESERVE,
     )
-    result = StepNode(config).run(requests(), record=True)
+    result = EventNode(config).run(requests(), record=True)
     stays = intervals(result.events)
     return NodeWalk(layout, stays, pool_fill(stays, layout), result)

@@ -1,4 +1,4 @@
-"""Who owns which slot, drawn: figures over the tables of ``kvlab.lab.owners``, and an explorer.
+"""Who owns which slot, drawn: figures over the tables of ``kvlab.lab.owners``.
 
     owner_map      the slots of a run, page by page, with the owner of each
     owner_atlas    several owner maps beside each other
@@ -6,7 +6,8 @@
     page_map       allocator page q is physical page q of every rank
     raw_use_map    what each slot would hit if it were used as a row
 
-Each returns a figure without a caption. ``DEFINITIONS`` has the sentence for the caption:
+To drag them, see ``kvlab.viz.widgets``, whose ``owner_explorer`` is named here too. Each returns a
+figure without a caption. ``DEFINITIONS`` has the sentence for the caption:
 
     fig = caption(owner_map(study), DEFINITIONS["owner-slots"], origin)
 """
@@ -14,13 +15,12 @@ Each returns a figure without a caption. ``DEFINITIONS`` has the sentence for th
 from collections.abc import Mapping
 from typing import Literal
 
-import ipywidgets as widgets
 from matplotlib.figure import Figure
 
 from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout
-from kvlab.index.layout import require_rank
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
+from kvlab.lab.owners import OwnerStudy
+from kvlab.lab.slot_facts import describe as describe
 from kvlab.viz.owner_fields import (
     ROW_IN,
     TALL_IN,
@@ -30,7 +30,6 @@ from kvlab.viz.owner_fields import (
     left_out,
     shown_pages,
 )
-from kvlab.viz.panel import Panel
 from kvlab.viz.spaces import (
     OUTSIDE,
     PADDED,
@@ -47,6 +46,7 @@ from kvlab.viz.spaces import (
     slot_lines,
 )
 from kvlab.viz.style import ASSERT, OWNED, SILENT, WIDTH_IN, figure
+from kvlab.viz.widgets.owner import owner_explorer as owner_explorer
 
 DEFINITIONS: Mapping[str, str] = {
     "owner-slots": "Each cell is a widened slot and names the rank that stores it, slot // I % c "
@@ -191,75 +191,6 @@ def raw_use_map(study: OwnerStudy) -> Figure:
     ax.set_title("Slot hit when a slot is used as a row" + left_out(study, pages))
     found = set(table["raw"])
     legend_below(ax, [key(*look) for raw, look in looks.items() if raw in found], 3)
-    return fig
-
-
-def owner_explorer(num_pages: int = 12) -> Panel:
-    """Owner map and rank buffers of a run that the reader chooses, over a pool of ``num_pages``.
-
-    What does not fit (too few pages, a rank past the last) is said in the error's own sentence.
-    """
-
-    def draw(
-        dcp_size: int, page_size: int, pages: str, start: int, length: int, rule: str, rank: str
-    ) -> tuple[Figure, str]:
-        layout = DcpLayout(dcp_size, page_size, num_pages, rule_interleave(rule, page_size))
-        study = OwnerStudy(layout, length, start, parse_sizes(pages, "pages"))
-        chosen = None if rank == "all" else int(rank)
-        if chosen is not None:
-            require_rank(dcp_size, chosen)
-        return _both(study, chosen), describe(study)
-
-    def slider(low: int, high: int, value: int) -> widgets.IntSlider:
-        return widgets.IntSlider(min=low, max=high, value=value)
-
-    return Panel(
-        draw,
-        dcp_size=widgets.SelectionSlider(options=SIZES, value=4),
-        page_size=widgets.SelectionSlider(options=SIZES, value=4),
-        pages=widgets.Text(value="3, 1", placeholder="pages in position order"),
-        start=slider(0, 64, 0),
-        length=slider(1, 128, 27),
-        rule=list(ENGINE_RULES),
-        rank=["all", *map(str, range(max(SIZES)))],
-    )
-
-
-def describe(study: OwnerStudy) -> str:
-    """The numbers of a study in words: slots, positions by rank, rows, raw use."""
-    table = study.table()
-    ranges = table.groupby("page", sort=False)["slot"].agg(["min", "max"])
-    slots = [f"{low}" if low == high else f"{low}..{high}" for low, high in ranges.to_numpy()]
-    held = ", ".join(map(str, study.lens()["positions"]))
-    words = {"right": "the right row", "another slot": "another slot's row", "out of range": "none"}
-    hits = [f"{n} would hit {words[str(raw)]}" for raw, n in table["raw"].value_counts().items()]
-    return (
-        f"{study.length} positions from {study.start} on are slots {', '.join(slots[:6])}"
-        f"{', ...' if len(slots) > 6 else ''}. Ranks 0..{study.layout.dcp_size - 1} hold {held} of "
-        f"them. Used as row numbers, {', '.join(hits)}."
-    )
-
-
-def _both(study: OwnerStudy, rank: int | None) -> Figure:
-    """Owner map and rank buffers side by side, cells of one size in both."""
-    layout = study.layout
-    columns = line_slots(layout, ATLAS_SLOTS)
-    pages, rows = shown_pages(study, columns), buffer_pages(study, raw=False)
-    lines = slot_lines(layout, pages, columns), row_lines(layout, rows)
-    across = columns, 1.5 * layout.dcp_size
-    width: Width = "single" if sum(across) <= 6 else "double"
-    unit = (WIDTH_IN[width] - 2 * BESIDE_IN) / sum(across)
-    high = min(ROW_IN, FIELD_IN / max(lines))
-    fig = figure(width, AROUND_IN + (0 if rank is None else 0.2) + high * max(lines))
-    left, right = fig.subplots(1, 2, width_ratios=across)
-    keys = draw_owners(left, study, rank, columns, (unit, high))
-    draw_buffers(right, study, rank, rows, (1.5 * unit, high), raw=False)
-    left.set_title("Owner of each slot")
-    right.set_title("Slot of each row")
-    for ax, wide, tall in zip((left, right), across, lines, strict=True):
-        ax.set_box_aspect(tall * high / (wide * unit))  # one cell is as high on both sides
-        ax.set_anchor("N")
-    legend_below(fig.axes[0], keys, 8)
     return fig
 
 

@@ -11,6 +11,7 @@ Here an ``<img>`` of fixed size holds a PNG, and the cell's output holds the sam
 widget, for readers without a kernel.
 """
 
+import gc
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from kvlab.errors import KvlabError
 from kvlab.viz import controls
 from kvlab.viz.atlas import grid
 from kvlab.viz.exported import Draw, drawn, publishable, takes_width
-from kvlab.viz.panel_html import Spot, picture_html, sentence_html, table_html
+from kvlab.viz.panel_html import Spot, notice, picture_html, sentence_html, table_html
 from kvlab.viz.panel_tools import ENDINGS, WRAP, Tools, step_buttons
 from kvlab.viz.save import (
     CSS_PX_PER_IN,
@@ -35,7 +36,7 @@ from kvlab.viz.save import (
     save_figure,
     show,
 )
-from kvlab.viz.style import WIDTH_IN, figure, use_style, wrapped
+from kvlab.viz.style import use_style
 
 TEXT_ROWS = 20
 
@@ -103,6 +104,11 @@ class Panel:
         """The value of each control, by name."""
         return {name: control.value for name, control in self._controls.items()}
 
+    def control(self, name: str) -> widgets.Widget:
+        """The widget of a control. Errors: KvlabError for one that is not there."""
+        self._require(name)
+        return self._controls[name]
+
     def set(self, **values: object) -> "Panel":
         """Move controls as a user would, and draw once. All values are taken, or none.
 
@@ -114,10 +120,11 @@ class Panel:
         self._quiet = True
         try:
             # Those whose ends depend on the others come last.
-            late = [n for n in values if n in self._ends()]
-            for name in [*(n for n in values if n not in late), *late]:
-                if name in late:
-                    self._bind()
+            late = [name for name in values if name in self._ends()]
+            for name in (name for name in values if name not in late):
+                controls.move(name, self._controls[name], values[name])
+            self._bind()
+            for name in late:
                 controls.move(name, self._controls[name], values[name])
         except KvlabError:
             self._restore(before)
@@ -201,7 +208,7 @@ class Panel:
     def _still(self) -> Picture:
         """The picture that is kept in a file: small, where the one on the screen is not."""
         if self._picture is None or self._figure is None:
-            return _notice(self.text)
+            return notice(self.text)
         if len(self._picture.png) <= MAX_PNG_BYTES:
             return self._picture
         return show(self._figure, self._picture.alt)
@@ -247,6 +254,16 @@ class Panel:
             self._controls[name].value = before[name]
 
     def _redraw(self) -> None:
+        # A full collection of a process that has loaded torch takes longer than the drawing.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._draw_now()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _draw_now(self) -> None:
         try:
             fig, self.text = drawn(self._draw, self.values)
         except KvlabError as error:
@@ -277,11 +294,3 @@ def show_words(fig: Figure, text: str) -> str:
 def _slug(draw: Draw) -> str:
     name = getattr(draw, "__name__", "").strip("_").replace("_", "-").lower()
     return name if name and name[0].isalpha() else "panel"
-
-
-def _notice(text: str) -> Picture:
-    """A picture of a sentence, for a panel that could not draw anything yet."""
-    lines = wrapped(text, 9, WIDTH_IN["double"] * 72 - 20)
-    fig = figure("double", height=0.3 + 0.2 * len(lines))
-    fig.text(0.01, 0.5, "\n".join(lines), fontsize=9, va="center", parse_math=False)
-    return show(fig, alt="no picture")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from kvlab.viz.save import CSS_PX_PER_IN, Picture
+from kvlab.viz.save import CSS_PX_PER_IN, Picture, show
+from kvlab.viz.style import WIDTH_IN, figure, wrapped
 
 OUT_OF_SIGHT = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
 # White ground in dark themes too, with a frame that shows on either; text takes the theme's colour.
@@ -76,3 +77,11 @@ def _area(spot: Spot) -> str:
     coordinates = ",".join(map(str, spot.pixels()))
     told = html.escape(spot.text)
     return f'<area shape="rect" coords="{coordinates}" alt="{told}" title="{told}">'
+
+
+def notice(text: str) -> Picture:
+    """A picture of a sentence, for a panel that could not draw anything yet."""
+    lines = wrapped(text, 9, WIDTH_IN["double"] * 72 - 20)
+    fig = figure("double", height=0.3 + 0.2 * len(lines))
+    fig.text(0.01, 0.5, "\n".join(lines), fontsize=9, va="center", parse_math=False)
+    return show(fig, alt="no picture")

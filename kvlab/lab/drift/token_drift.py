@@ -59,7 +59,7 @@ def read_token_drift(folder: Path | None = None) -> pd.DataFrame:
             f"{path.name} of {path.parent.name!r}: {type(error).__name__}: {error}; make it with "
             f"{COMMAND}"
         ) from None
-    return found.assign(abs_dlogprob=drift)
+    return found.assign(abs_dlogprob=pd.Series(drift, dtype=object))
 
 
 def make_token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.DataFrame:

@@ -66,7 +66,7 @@ def backup_hover(
 ) -> list[Spot]:
     """A box a row, with what it holds."""
     walk = backup_walk(dcp_size, page_size, length, pool, fix)
-    cells = walk.steps[step].cells.itertuples()
+    cells: Any = walk.steps[step].cells.itertuples()
     return [Spot(*_box(walk, cell, "double"), _told(walk, cell)) for cell in cells]
 
 
@@ -105,12 +105,13 @@ def _draw(
     every = max(1, round(0.22 / (wide * lay.page_size) + 0.49))
     for page in range(lay.num_pages + 1):
         x = LEFT_IN + page * lay.page_size * wide
-        canvas.line([(x, TOP_IN - 0.03), (x, bottom - 0.06)], BLACK, 0.8)
+        canvas.line([(x, TOP_IN - 0.03), (x, bottom - 0.06)], BLACK, 0.6)
         if page % every == 0:
             canvas.text(x + lay.page_size * wide / 2, TOP_IN - 0.1, f"{page}", 6.5, DARK_GREY,
                         "center")  # fmt: skip
     canvas.text(host, TOP_IN - 0.1, "host", 6.5, DARK_GREY)
-    for cell in now.cells.itertuples():
+    cells: Any = now.cells.itertuples()
+    for cell in cells:
         box = _box(walk, cell, width)
         padding = cell.place == "buffer" and cell.row < lay.first_row
         look = look_of(PADDING) if padding else _look(cell.request, walk.victim)

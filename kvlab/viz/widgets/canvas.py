@@ -16,11 +16,10 @@ Worked example:
 from functools import lru_cache
 from typing import Literal
 
-from matplotlib.collections import LineCollection, PatchCollection, PathCollection
+from matplotlib.collections import LineCollection, PathCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.markers import MarkerStyle
-from matplotlib.patches import Rectangle
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
@@ -34,6 +33,7 @@ KEY_IN, KEY_LINE_IN = 0.16, 0.2
 LETTER_EM = 0.6  # mean width of a letter of DejaVu Sans, in units of its size
 MONO_EM, CAP_EM = 0.602, 0.729  # width of a letter of DejaVu Sans Mono, height of a digit
 Box = tuple[float, float, float, float]
+Corners = tuple[tuple[float, float], ...]
 
 
 class Canvas:
@@ -49,8 +49,9 @@ class Canvas:
         size = 9.5 if width == "double" else 8.5
         self._fig.suptitle(title, x=MARGIN_IN / self.wide, y=1 - 0.06 / height, ha="left", va="top",
                            fontsize=size)  # fmt: skip
-        self._boxes: dict[tuple[Look, str, float], list[Rectangle]] = {}
+        self._boxes: dict[tuple[Look, str, float], list[Corners]] = {}
         self._letters: dict[tuple[str, float, str, bool], list[tuple[float, float]]] = {}
+        self._frames: dict[float, list[Corners]] = {}
         self._lines: list[tuple[list[tuple[float, float]], str, float, str]] = []
 
     def box(
@@ -58,7 +59,7 @@ class Canvas:
         line: float = 0.4,
     ) -> None:  # fmt: skip
         """A filled box with its upper left corner at (x, y)."""
-        self._boxes.setdefault((look, edge, line), []).append(Rectangle((x, y), wide, high))
+        self._boxes.setdefault((look, edge, line), []).append(_corners(x, y, wide, high))
 
     def cell(
         self, x: float, y: float, wide: float, high: float, look: Look, text: str = "",
@@ -99,12 +100,10 @@ class Canvas:
         self.ax.plot([x], [y], ls="", marker=MarkerStyle(marker), ms=size, color=color,
                      mec="#FFFFFF", mew=0.6, zorder=6, clip_on=False)  # fmt: skip
 
-    def outline(self, box: Box, color: str = VERMILLION, width: float = 1.8) -> None:
-        """A thick dashed frame around a box, whatever fills it."""
+    def outline(self, box: Box, width: float = 1.8) -> None:
+        """A dashed frame around a box, whatever fills it."""
         x, y, wide, high = box
-        self.ax.add_patch(
-            Rectangle((x, y), wide, high, fc="none", ec=color, lw=width, ls=(0, (3, 1)), zorder=5)
-        )
+        self._frames.setdefault(width, []).append(_corners(x, y, wide, high))
 
     def keys(self, y: float, entries: list[tuple[Look | tuple[str, str], str]], x: float) -> float:
         """A legend from (x, y) on, in as many lines as it needs: boxes, or (marker, colour).
@@ -127,11 +126,15 @@ class Canvas:
     def finish(self) -> Figure:
         """The figure, with all boxes and lines in it."""
         for (look, edge, width), boxes in self._boxes.items():
-            drawn = PatchCollection(boxes, facecolor=look.face, edgecolor=edge, linewidth=width)
+            drawn = PolyCollection(boxes, facecolor=look.face, edgecolor=edge, linewidth=width)
             drawn.set(clip_on=False, zorder=1)
             if look.hatch:
                 drawn.set_hatch(look.hatch)
             self.ax.add_collection(drawn, autolim=False)
+        for width, boxes in self._frames.items():
+            frames = PolyCollection(boxes, facecolor="none", edgecolor=VERMILLION, zorder=5)
+            frames.set(linewidth=width, linestyle=(0, (3, 1)), clip_on=False)
+            self.ax.add_collection(frames, autolim=False)
         for points, color, width, dash in self._lines:
             self.ax.add_collection(
                 LineCollection([points], colors=color, linewidths=width, linestyles=dash, zorder=3),
@@ -152,11 +155,17 @@ class Canvas:
         return self._fig
 
 
+def _corners(x: float, y: float, wide: float, high: float) -> Corners:
+    return (x, y), (x + wide, y), (x + wide, y + high), (x, y + high)
+
+
 @lru_cache(maxsize=512)
 def outline_of(letter: str, bold: bool) -> Path:
     """The outline of a letter of DejaVu Sans Mono, 1 unit its size, from its base line."""
     weight = "bold" if bold else "normal"
-    return TextPath((0, 0), letter, 1, prop=FontProperties("DejaVu Sans Mono", weight=weight))
+    return TextPath(
+        (0, 0), letter, 1, prop=FontProperties(family="DejaVu Sans Mono", weight=weight)
+    )
 
 
 def keys_height(width: Width, words: list[str], x: float) -> float:

@@ -10,7 +10,7 @@ below twice the floor.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import ipywidgets as widgets
 import pandas as pd
@@ -37,8 +37,8 @@ TITLES = {known.title: known.name for known in CONDITIONS}
 DEFINITION = (
     "Cells: the reference's tokens in order (· a blank, ↵ a line's end, □ another byte). Shade and "
     "bar: |Δℓ| = |ln q(x) - ln p(x)| of the token x, nats; p: next-token distribution of the "
-    "reference, q: that of the run (teacher forcing). ε: largest |Δℓ| without retraction. Triangle: "
-    "the first token after a return. Measured (tiny-kimi-linear, synthetic requests)."
+    "reference, q: that of the run (teacher forcing). ε: largest |Δℓ| without retraction. "
+    "Triangle: first token after a return. Measured (tiny-kimi-linear, synthetic requests)."
 )
 LEFT_IN, TOP_IN, CELL_IN, BARS_IN, GAP_IN = 0.62, 0.62, 0.26, 1.15, 0.3
 LOW, HIGH = -8, 2  # decades that the bars span
@@ -58,12 +58,12 @@ class Line:
 
 @lru_cache(maxsize=1)
 def _lines() -> dict[tuple[str, str, int, int], Line]:
-    floors = _floors()
+    floors, rows = _floors(), cast("Any", read_token_drift().itertuples())
     return {
         (row.condition, row.dtype, row.dcp_size, row.rid): Line(
             row.tokens, tuple(row.abs_dlogprob), tuple(row.restored_at), floors[row.dtype]
         )
-        for row in read_token_drift().itertuples()
+        for row in rows
     }
 
 
@@ -80,8 +80,8 @@ def line_of(condition: str, dtype: str, dcp_size: int, request: int) -> Line:
         run = sorted({key[1] for key in _lines() if key[0] == condition})
         raise StudyError(
             f"tokens are recorded for {len(TITLES)} conditions in the dtypes that each was run in, "
-            f"DCP {', '.join(map(str, SIZES))} and requests 0 to {REQUESTS[-1]}: got {condition} in "
-            f"{dtype}, DCP {dcp_size}, request {request}; {condition} was run in "
+            f"DCP {', '.join(map(str, SIZES))} and requests 0 to {REQUESTS[-1]}: got {condition} "
+            f"in {dtype}, DCP {dcp_size}, request {request}; {condition} was run in "
             f"{', '.join(run) or 'no dtype'}: choose one of these"
         )
     return found
@@ -195,8 +195,11 @@ def _axis(canvas: Canvas, first: Box, count: int, floor: float) -> None:
     for decade in (-8, -6, -4, -2, 0, 2):
         canvas.text(x - 0.05, low - BARS_IN * (decade - LOW) / (HIGH - LOW),
                     f"1e{decade}", 6.5, DARK_GREY, "right")  # fmt: skip
-    for value, name, color in ((MARGIN * floor, "2 ε", DARK_GREY),
-                               (UPSTREAM_TOLERANCE, f"{UPSTREAM_TOLERANCE:.2f}", VERMILLION)):  # fmt: skip
+    lines = (
+        (MARGIN * floor, "2 ε", DARK_GREY),
+        (UPSTREAM_TOLERANCE, f"{UPSTREAM_TOLERANCE:.2f}", VERMILLION),
+    )
+    for value, name, color in lines:
         at = low - _height(value)
         canvas.line([(x, at), (end, at)], color, 0.9, "--")
         canvas.text(end + 0.05, at, name, 6.5, color)

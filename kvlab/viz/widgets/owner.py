@@ -77,8 +77,9 @@ def study_of(
 
 
 @lru_cache(maxsize=64)
-def plan(study: OwnerStudy, width: Width) -> Plan:
-    """Where the cells stand; pages past the 34th line are left out."""
+def plan(study: OwnerStudy, width: Width, hit: int | None = None) -> Plan:
+    """Where the cells stand; pages past the 34th line are left out. ``hit``: a page whose rows are
+    shown beside those of the run."""
     lay = study.layout
     w, c, p = lay.widened_page_size, lay.dcp_size, lay.page_size
     used = study.page_list[study.start // w : lay.pages_for(study.start + study.length)]
@@ -86,7 +87,7 @@ def plan(study: OwnerStudy, width: Width) -> Plan:
     per_page = w // columns
     mine = list(used[: max(1, LINES // max(per_page, p))])
     beside = width == "double"
-    room = 3.2 if beside else 2.5
+    room = 3.2 if beside else 2.2
     wide = min(0.26, room / columns)
     slots, rows, heads = [], [], []
     y = TOP_IN
@@ -103,7 +104,7 @@ def plan(study: OwnerStudy, width: Width) -> Plan:
     bottom = y
     left, y = (4.95, TOP_IN) if beside else (0.62, y + 0.36)
     cell = min(0.36, (1.7 if beside else 2.2) / c)
-    for page in [0, *sorted(mine)]:
+    for page in sorted({0, *mine, *([] if hit is None else [hit])}):
         lines = 1 if page == 0 else p
         heads.append((left + c * cell + 0.06, y + lines * ROW_IN / 2,
                       f"page {page}" if page else "padding"))  # fmt: skip
@@ -125,12 +126,19 @@ def owner_table(slot: int = 21, **run: Any) -> pd.DataFrame:
 
 def owner_hover(slot: int = 21, **run: Any) -> list[Spot]:
     """A box a cell, with all that is to be said of its slot."""
-    return list(_spots(study_of(**run)))
+    study = study_of(**run)
+    return list(_spots(study, _hit(study, slot)))
+
+
+def _hit(study: OwnerStudy, slot: int) -> int | None:
+    """The page of rows that the number of ``slot`` names, None past the last."""
+    page = slot // study.layout.page_size
+    return page if page <= study.layout.num_pages else None
 
 
 def _draw(slot: int, width: Width = "double", **run: Any) -> tuple[Figure, str]:
     study = study_of(**run)
-    facts, where = slot_facts(study, slot), plan(study, width)
+    facts, where = slot_facts(study, slot), plan(study, width, _hit(study, slot))
     return _picture(study, facts, where, width), f"{facts.sentence()} {_told(study)}"
 
 
@@ -142,7 +150,7 @@ def _picture(study: OwnerStudy, facts: SlotFacts, where: Plan, width: Width) -> 
     high = where.slots[0].box[1] - 0.09
     canvas.text(0.62, high, "rank that owns the slot (first slot of the line at the left)", 7)
     high = where.rows[0].box[1] - 0.09
-    for place in where.rows[: lay.dcp_size]:
+    for place in where.rows[: lay.dcp_size : 1 if lay.dcp_size <= 8 else 3]:
         canvas.text(place.box[0] + place.box[2] / 2, high, f"{place.rank}", 7, align="center")
     canvas.text(where.rows[0].box[0], high - 0.12, "slot in each row, a column a rank", 7)
     for place in where.slots:
@@ -180,8 +188,8 @@ def _told(study: OwnerStudy) -> str:
 
 
 @lru_cache(maxsize=64)
-def _spots(study: OwnerStudy) -> tuple[Spot, ...]:
-    where = plan(study, "double")
+def _spots(study: OwnerStudy, hit: int | None) -> tuple[Spot, ...]:
+    where = plan(study, "double", hit)
     return tuple(
         Spot(*place.box, slot_facts(study, place.slot).sentence())
         for place in (*where.slots, *where.rows)

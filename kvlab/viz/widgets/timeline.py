@@ -1,6 +1,6 @@
 """Retraction time-line: requests as bars, retractions and returns as marks, the pool below.
 
-One run of a small decode node on real pools, made once for each setting; the step under the cursor
+One run of a small decode node, made once for each setting; the step under the cursor
 is shown in numbers. More ranks hold more tokens, so retractions vanish as the DCP size grows.
 
 Worked example: six requests that need some 520 tokens at most, 64 rows a rank: at DCP 2 the node
@@ -19,21 +19,21 @@ from kvlab.lab.node_walk import NodeWalk, Restore, node_walk
 from kvlab.viz.exported import publishable
 from kvlab.viz.panel import Panel
 from kvlab.viz.panel_html import Spot
-from kvlab.viz.spaces import look_of
+from kvlab.viz.spaces import Look, look_of
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, SKY, VERMILLION, Role
 from kvlab.viz.timeline import MARKS, STATES
-from kvlab.viz.widgets.canvas import MARGIN_IN, Box, Canvas, Width
+from kvlab.viz.widgets.canvas import MARGIN_IN, Box, Canvas, Width, keys_height
 
 NAME = "retraction-timeline"
 SIZES, CAPACITIES = [1, 2, 4, 8], [32, 48, 64, 80, 96, 128, 160, 192, 256]
 DEFINITION = (
-    "Steps of a simulated decode node on real pools of all ranks. Top: requests; bottom: tokens in "
+    "Steps of a simulated decode node. Top: requests; bottom: tokens in "
     "the pool, and in whole widened pages of W = P * c slots, P = 4; dashed: capacity, rows a rank "
-    "times c. A request is retracted when the next forward needs more pages than are free; it comes "
-    "back from its backup, or is computed again. Vermillion line: the step under the cursor."
+    "times c. A request is retracted when the next forward needs more pages than are free; it "
+    "comes back from its backup, or is computed again. Vermillion line: the step under the cursor."
 )
 HELD = Role("tokens with KV", SKY, "", "s", BLACK)
-LEFT_IN, TOP_IN, LINE_IN, BAR_IN, FILL_IN = 0.85, 0.42, 0.27, 0.17, 0.95
+LEFT_IN, TOP_IN, LINE_IN, BAR_IN, FILL_IN = 0.85, 0.52, 0.27, 0.17, 0.95
 
 
 def walk_of(dcp_size: int, capacity: int, restore: Restore) -> NodeWalk:
@@ -49,7 +49,7 @@ def walk_of(dcp_size: int, capacity: int, restore: Restore) -> NodeWalk:
 
 
 def timeline_table(dcp_size: int, capacity: int, restore: Restore, step: int = 0) -> pd.DataFrame:
-    """One row a stay of a request: state, begin, end (steps, end excluded), tokens, what ended it."""
+    """One row a stay: request, state, begin, end (steps, end excluded), tokens, what ended it."""
     return walk_of(dcp_size, capacity, restore).stays.copy()
 
 
@@ -81,8 +81,9 @@ def _scale(walk: NodeWalk, width: Width) -> tuple[float, float]:
 def _boxes(walk: NodeWalk, width: Width) -> list[tuple[dict[str, Any], Box]]:
     step_in, _ = _scale(walk, width)
     line = {rid: y for y, rid in enumerate(sorted(set(walk.stays["rid"])))}
-    found = []
-    for stay in walk.stays.to_dict("records"):
+    found: list[tuple[dict[str, Any], Box]] = []
+    stays: Any = walk.stays.to_dict("records")
+    for stay in stays:
         y = TOP_IN + line[stay["rid"]] * LINE_IN + (LINE_IN - BAR_IN) / 2
         x = LEFT_IN + stay["begin"] * step_in
         found.append((dict(stay), (x, y, (stay["end"] - stay["begin"]) * step_in, BAR_IN)))
@@ -97,9 +98,13 @@ def _draw(
     step_in, room = _scale(walk, width)
     rids = sorted(set(walk.stays["rid"]))
     low = TOP_IN + len(rids) * LINE_IN + 0.3 + FILL_IN
-    keys_in = 0.62 if width == "double" else 1.1
-    title = f"Who runs, who is on the host: DCP {dcp_size}, {capacity} rows a rank"
-    canvas = Canvas(width, low + 0.34 + keys_in, title if width == "double" else title[32:])
+    entries = _entries(walk)
+    words = [text for _, text in entries]
+    canvas = Canvas(width, low + 0.3 + keys_height(width, words, MARGIN_IN),
+                    "Who runs, who is on the host")  # fmt: skip
+    way = "backup" if restore == "backup" else "recompute"
+    told = f"DCP {dcp_size}, {capacity} rows a rank, restored by {way}"
+    canvas.text(MARGIN_IN, 0.3, told, 8)
     for y, rid in enumerate(rids):
         middle = TOP_IN + (y + 0.5) * LINE_IN
         canvas.text(LEFT_IN - 0.06, middle, f"request {rid}", 7.5, align="right")
@@ -115,13 +120,22 @@ def _draw(
     canvas.text(at, low + 0.1, f"{step}", 7.5, VERMILLION, "center", bold=True)
     canvas.text(LEFT_IN + room, low + 0.1, f"{walk.steps} steps", 7, DARK_GREY, "right")
     canvas.text(LEFT_IN, low + 0.1, "0", 7, DARK_GREY)
-    states = [
-        (look_of(STATES[s]), STATES[s].label) for s in STATES if (walk.stays["state"] == s).any()
-    ]
-    marks = [((m, color), words) for kind, (m, color, words) in MARKS.items()
-             if (walk.stays["left_by"] == kind).any()]  # fmt: skip
-    canvas.keys(low + 0.36, [*states, *marks, (look_of(HELD), HELD.label)], MARGIN_IN)
+    canvas.keys(low + 0.36, entries, MARGIN_IN)
     return canvas.finish(), _sentence(walk, step)
+
+
+def _entries(walk: NodeWalk) -> list[tuple[Look | tuple[str, str], str]]:
+    """The legend: what this run shows."""
+    stays = walk.stays
+    found: list[tuple[Look | tuple[str, str], str]] = [
+        (look_of(role), role.label)
+        for name, role in STATES.items()
+        if (stays["state"] == name).any()
+    ]
+    for kind, (marker, color, words) in MARKS.items():
+        if (stays["left_by"] == kind).any():
+            found.append(((marker, color), words))
+    return [*found, (look_of(HELD), HELD.label), (("_", BLUE), "whole pages")]
 
 
 def _fill(canvas: Canvas, walk: NodeWalk, low: float, step_in: float, room: float) -> None:
