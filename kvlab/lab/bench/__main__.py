@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         "would take more is left out. --quick takes little of either, and its ratios are not "
         "those of the aims.",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, under 20 seconds")
+    parser.add_argument("--quick", action="store_true", help="small sizes, half a minute")
     parser.add_argument(
         "--only", action="append", choices=list(PARTS), help="this part only; may be given twice"
     )
