@@ -10,6 +10,7 @@ import pandas as pd
 from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress, records
 from kvlab.cli.values import amounts, memory, seconds, sizes, whole
 from kvlab.engine.workload import Workload, default_workload, load_trace
+from kvlab.errors import StudyError
 from kvlab.lab.origin import collect_origin
 from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
 from kvlab.memory.geometry import DTYPES
@@ -120,8 +121,8 @@ def _add_node_arguments(node: argparse._ArgumentGroup) -> None:
     node.add_argument(
         "--host-full",
         choices=("abort", "recompute"),
-        default=_STUDY["host_full"],
-        help="what becomes of a request whose backup does not fit --host-gib (%(default)s)",
+        help=f"what becomes of a request whose backup does not fit --host-gib "
+        f"({_STUDY['host_full']})",
     )
     node.add_argument(
         "--reserved-decode-tokens",
@@ -140,6 +141,11 @@ def _add_node_arguments(node: argparse._ArgumentGroup) -> None:
 
 def study_of(given: argparse.Namespace) -> RetractionStudy:
     """The study that the options describe. Errors: WorkloadError, StudyError, CapacityError."""
+    if given.host_full is not None and given.host_gib is None:
+        raise StudyError(
+            f"a host is full only where it has a bound: got --host-full {given.host_full} without "
+            f"--host-gib; name the GiB of host memory, or leave --host-full out"
+        )
     if given.trace is not None:
         workload = load_trace(given.trace, given.limit)
     else:
@@ -167,7 +173,7 @@ def study_of(given: argparse.Namespace) -> RetractionStudy:
         concurrency=given.concurrency,
         restore=given.restore,
         host_gib=given.host_gib,
-        host_full=given.host_full,
+        host_full=given.host_full or _STUDY["host_full"],
         reserved_decode_tokens=given.reserved_decode_tokens,
         step_time_s=given.step_time,
         force_retract_interval=given.force_retract_interval,

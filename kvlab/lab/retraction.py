@@ -96,6 +96,12 @@ class RetractionStudy:
                 f"host_gib lies in [0, {2**33}), in GiB of all ranks together: got "
                 f"{self.host_gib!r}; None is no bound"
             )
+        if self.host_gib is not None and self.restore == "recompute":
+            raise StudyError(
+                f"a host that holds no backup needs no bound: got host_gib={self.host_gib!r} with "
+                f"restore='recompute', which makes none; leave it out, or use restore='backup' "
+                f"with host_full='recompute'"
+            )
         for c, budget in self.points():
             last = self.workload.requests[-1]
             self.config(c, budget).arrival_step(last.arrival_s, last.rid)

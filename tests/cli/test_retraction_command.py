@@ -292,3 +292,12 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
     assert seen == [kept + 1, kept + 2]
     fresh = run("retraction", "--limit", 400, "--budgets", "0.5", *some)
     assert resumed.out == fresh.out
+
+
+def test_a_bound_of_the_host_that_could_not_act_is_refused(run: Run) -> None:
+    alone = run("retraction", "--host-full", "recompute")
+    assert alone.code == 1
+    assert "got --host-full recompute without --host-gib" in alone.err
+    idle = run("retraction", "--host-gib", 1, "--restore", "recompute")
+    assert idle.code == 1
+    assert "got host_gib=1.0 with restore='recompute', which makes none" in idle.err
