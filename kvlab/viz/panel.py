@@ -14,6 +14,7 @@ widget, for readers without a kernel.
 import gc
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ipywidgets as widgets
@@ -28,14 +29,13 @@ from kvlab.viz.panel_html import Spot, notice, picture_html, sentence_html, tabl
 from kvlab.viz.panel_tools import ENDINGS, WRAP, Tools, step_buttons
 from kvlab.viz.save import (
     CSS_PX_PER_IN,
-    MAX_PNG_BYTES,
     SCREEN_DPI,
     Picture,
     figure_title,
     png_bytes,
     save_figure,
-    show,
 )
+from kvlab.viz.small import small
 from kvlab.viz.style import use_style
 
 TEXT_ROWS = 20
@@ -206,12 +206,10 @@ class Panel:
         return f"{alt} [{settings}]"
 
     def _still(self) -> Picture:
-        """The picture that is kept in a file: small, where the one on the screen is not."""
+        """The picture that is kept in a file: that of the screen in few colours, a third of it."""
         if self._picture is None or self._figure is None:
             return notice(self.text)
-        if len(self._picture.png) <= MAX_PNG_BYTES:
-            return self._picture
-        return show(self._figure, self._picture.alt)
+        return replace(self._picture, png=small(self._figure, SCREEN_DPI[0]).png)
 
     def _spots(self) -> list[Spot]:
         return [] if self._hover is None else list(self._hover(**self.values))
