@@ -1,4 +1,4 @@
-"""The report: notebooks executed, figures under stable names, one page that works offline."""
+"""The report: notebooks executed, figures under stable names, a site that works offline."""
 
 from kvlab.report.arguments import add_arguments, run
 from kvlab.report.build import NotebookFailed, Report, build_report

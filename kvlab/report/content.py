@@ -110,7 +110,7 @@ def _write_figures(site: Site, content: Content) -> None:
 
 def _write_reference(site: Site) -> None:
     layers = sorted(read_layers(), key=_place)
-    entries = [(layer, f"api/{layer.name}.html") for layer in layers]
+    entries = [(layer, f"api/kvlab.{layer.name}.html") for layer in layers]
     site.write("api/index.html", "api.html.j2", {"layers": entries})
     for layer, path in entries:
         site.write(path, "layer.html.j2", {"layer": layer, "layers": entries})

@@ -4,7 +4,7 @@
     notebooks/NAME.html        each notebook, with its contents and its neighbours; NAME.ipynb
     figures.html               each figure with definition, origin, table and downloads
     glossary.html, troubleshooting.html, teaching.html, engineers.html       where the text exists
-    api/index.html, api/LAYER.html      every public name, by layer
+    api/index.html, api/kvlab.LAYER.html    every public name, by layer
     commands.html              every command and option
 
 All pages have one navigation. A link is relative, so that the folder can be moved or zipped.

@@ -10,6 +10,7 @@ from kvlab.cli.program import full_parser
 from kvlab.lab.origin import collect_origin
 from kvlab.report.content import Chapter, Content, write_site
 from kvlab.report.pages import describe
+from kvlab.report.reference import read_layers
 from kvlab.report.site import DARK, DOCUMENTS, LIGHT, navigation, root_of, style_sheet
 from kvlab.report.stamps import find_beside, find_notebooks, read_notebook
 
@@ -62,6 +63,19 @@ def test_a_page_of_a_notebook_has_its_table_of_contents(site: Path) -> None:
     text = (site / "notebooks" / "03_crash_reproduction.html").read_text(encoding="utf-8")
     (toc,) = re.findall(r'<nav class="beside".*?</nav>', text, re.S)
     assert '<a href="#which-pages-crash">Which pages crash?</a>' in toc
+
+
+def test_the_reference_has_one_page_a_layer_and_one_that_leads_to_all(site: Path) -> None:
+    overview = (site / "api" / "index.html").read_text(encoding="utf-8")
+    pages = {layer.name: f"kvlab.{layer.name}.html" for layer in read_layers()}
+    assert {path.name for path in (site / "api").iterdir()} == {"index.html", *pages.values()}
+    for name, page in pages.items():
+        assert f'<a href="../api/{page}">kvlab.{name}</a>' in overview
+        assert f"<h1>kvlab.{name}</h1>" in (site / "api" / page).read_text(encoding="utf-8")
+    page_text = (site / "api" / "kvlab.index.html").read_text(encoding="utf-8")
+    assert 'id="kvlab.index.layout.DcpLayout"' in page_text
+    assert "<code>from kvlab.index import DcpLayout</code>" in page_text
+    assert "capacity_tokens: int" in page_text
 
 
 def test_troubleshooting_leads_from_symptoms_to_notebooks(site: Path) -> None:

@@ -93,12 +93,24 @@ def make_token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.D
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of ``python -m kvlab.lab.drift.token_drift``."""
+    made = argparse.ArgumentParser(
+        prog=COMMAND, description="Write every token of some requests in every run of a study."
+    )
+    cache, out = Path("build/cache/drift"), Path("data/runs/drift")
+    made.add_argument(
+        "--cache", type=Path, default=cache, metavar="DIR", help="finished runs (%(default)s)"
+    )
+    made.add_argument(
+        "--out", type=Path, default=out, metavar="DIR", help="where the table goes (%(default)s)"
+    )
+    return made
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the table and its origin."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
-    parser.add_argument("--cache", type=Path, default=Path("build/cache/drift"))
-    parser.add_argument("--out", type=Path, default=Path("data/runs/drift"))
-    asked = parser.parse_args(argv)
+    asked = parser().parse_args(argv)
     model = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
     table = make_token_drift(model, asked.cache)
     about = {"model": model.name, "requests": REQUESTS, "view": "forced"}

@@ -60,12 +60,24 @@ def moves(panel: Panel, count: int, seed: int) -> Iterator[tuple[float, float]]:
             yield spent
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options of ``python -m kvlab.viz.widgets``."""
+    made = argparse.ArgumentParser(
+        prog="python -m kvlab.viz.widgets",
+        description="Move each explorer at random and print how long a move takes.",
+    )
+    made.add_argument(
+        "--moves", type=int, default=60, metavar="N", help="moves of each explorer (%(default)s)"
+    )
+    made.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the settings (%(default)s)"
+    )
+    return made
+
+
 def main() -> int:
     """Print median and largest milliseconds of each explorer."""
-    parser = argparse.ArgumentParser(prog="python -m kvlab.viz.widgets", description=__doc__)
-    parser.add_argument("--moves", type=int, default=60, help="moves of each explorer")
-    parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    asked = parser().parse_args()
     print(f"{'explorer':22}{'wall median':>12}{'max':>7}{'cpu median':>12}{'max':>7}   ms a move")
     for make in EXPLORERS:
         wall, cpu = zip(*moves(make(), asked.moves, asked.seed), strict=True)
