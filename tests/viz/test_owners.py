@@ -16,13 +16,11 @@ from matplotlib.text import Text
 from kvlab.errors import KvlabError, LayoutError
 from kvlab.index import DcpLayout
 from kvlab.lab.origin import Origin
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy
-from kvlab.viz import owners
+from kvlab.lab.owners import OwnerStudy
 from kvlab.viz.owner_fields import left_out, shown_pages
 from kvlab.viz.owners import (
     describe,
     owner_atlas,
-    owner_explorer,
     owner_map,
     page_map,
     rank_buffers,
@@ -244,57 +242,3 @@ def test_the_numbers_in_words_are_those_of_the_tables() -> None:
     )
     single = describe(OwnerStudy(DcpLayout(1, 1, 9), 7))
     assert "slots 1, 2, 3, 4, 5, 6, ..." in single and "7 would hit the right row" in single
-
-
-def test_the_explorer_starts_with_a_picture_and_its_numbers() -> None:
-    panel = owner_explorer()
-    study = OwnerStudy(DcpLayout(4, 4, 12), 27, 0, (3, 1))
-    assert panel.text == describe(study)
-    left, right = panel.figure().axes
-    assert [t.get_text() for t in numbers(left)] == [str(o) for o in study.table()["owner"]]
-    assert len(numbers(right)) == 2 * 4 * 4
-
-
-def test_the_explorer_follows_every_control() -> None:
-    panel = owner_explorer()
-    for move in (
-        {"dcp_size": 2},
-        {"page_size": 8},
-        {"pages": "2, 7, 1, 4"},
-        {"start": 5},
-        {"length": 9},
-        {"rule": list(ENGINE_RULES)[1]},
-    ):
-        before = panel.text
-        assert panel.set(**move).text != before, move
-    assert OWNED.color.lower() in faces(panel.set(rank="1").figure())
-
-
-@pytest.mark.parametrize(
-    ("move", "message"),
-    [
-        ({"length": 100}, "positions 0..99 need 7 different pages of 16 slots: got [3, 1]"),
-        ({"pages": "3, 3"}, "positions 0..26 need 2 different pages of 16 slots: got [3, 3]"),
-        ({"pages": "3, 13"}, "a page must lie in [1, 12]: got 13"),
-        ({"pages": "3; 1"}, "pages must be whole numbers joined by commas: got '3; 1'"),
-        ({"pages": ""}, "pages must be whole numbers joined by commas: got ''"),
-        ({"rank": "9"}, "dcp_rank must lie in [0, 4): got dcp_rank=9"),
-    ],
-)
-def test_what_does_not_fit_is_said_and_the_last_picture_stays(
-    move: dict[str, object], message: str
-) -> None:
-    panel = owner_explorer()
-    before = panel._picture
-    assert panel.set(**move).text.startswith("Not drawn: ")
-    assert message in panel.text and panel._picture is before
-    with pytest.raises(KvlabError):
-        panel.figure()
-
-
-def test_the_explorer_draws_every_size_it_offers() -> None:
-    panel = owner_explorer()
-    for dcp_size in owners.SIZES:
-        for page_size in (1, 16):
-            panel.set(dcp_size=dcp_size, page_size=page_size, pages="3,1,5,7", length=4)
-            assert not panel.text.startswith("Not drawn"), panel.text

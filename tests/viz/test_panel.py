@@ -1,14 +1,27 @@
 """A panel redraws once a move, keeps its last good picture, and is a picture without a kernel."""
 
 import base64
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import ipywidgets as widgets
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.image import imread
 
 from kvlab.errors import KvlabError, LayoutError
+from kvlab.viz.exported import publishable
 from kvlab.viz.panel import Panel
+from kvlab.viz.panel_html import Spot, table_html
+from kvlab.viz.save import SCREEN_DPI, png_bytes
+from kvlab.viz.spaces import OUTSIDE
 from kvlab.viz.style import figure
+from kvlab.viz.widgets.canvas import Canvas
 
 calls: list[dict[str, object]] = []
 
@@ -92,7 +105,15 @@ def test_a_move_draws_once_and_shows_the_new_picture() -> None:
     panel.set(dcp_size=4, start=3)
     assert calls == [{"dcp_size": 4, "start": 3}]
     assert picture(panel) != before
-    assert base64.b64encode(picture(panel)).decode() in panel.widget.children[1].value
+    on_screen = png_bytes(panel.figure(), SCREEN_DPI[0])
+    assert base64.b64encode(on_screen).decode() in panel.widget.children[1].value
+
+
+def test_the_picture_that_is_kept_has_few_colors_and_is_smaller_than_that_on_the_screen() -> None:
+    panel = Panel(draw, start=range(0, 9))
+    kept, on_screen = picture(panel), png_bytes(panel.figure(), SCREEN_DPI[0])
+    assert imread(io.BytesIO(kept)).shape[:2] == imread(io.BytesIO(on_screen)).shape[:2]
+    assert 3 * len(kept) < 2 * len(on_screen)
 
 
 def test_a_move_of_the_user_draws_too() -> None:
@@ -212,3 +233,160 @@ def test_an_atlas_without_values_is_refused(values: dict[str, list[object]]) -> 
 def test_an_atlas_of_an_unknown_control_is_refused() -> None:
     with pytest.raises(KvlabError, match="a control is one of start: got 'rank'"):
         Panel(draw, start=range(0, 7)).atlas(rank=[0])
+
+
+def table(**values: object) -> pd.DataFrame:
+    """The values again, three times."""
+    return pd.DataFrame([values] * 3)
+
+
+def rich(**more: Any) -> Panel:
+    """A panel with all that a panel can have."""
+    return Panel(
+        draw,
+        name="a-name",
+        table=table,
+        hover=lambda start, **_: [Spot(0.5, 0.25, 0.5, 0.125, f"start is <{start}>")],
+        steps="start",
+        definition="What is drawn, in slots.",
+        **{"start": range(0, 9), **more},
+    )
+
+
+def test_step_buttons_move_one_step_and_stop_at_the_ends() -> None:
+    panel = rich(start=range(0, 5, 2))
+    back, forward = panel.widget.children[0].children[1:3]
+    assert (back.description, forward.description) == ("Back", "Next")
+    back.click()
+    assert panel.values == {"start": 0}
+    for want in (2, 4, 4):
+        forward.click()
+        assert panel.values == {"start": want}
+    assert panel.text == "1 values & more" and calls[-1] == {"start": 4}
+
+
+def test_steps_of_an_unknown_control_are_refused() -> None:
+    with pytest.raises(KvlabError, match="a control is one of start: got 'rank'"):
+        Panel(draw, steps="rank", start=range(0, 9))
+
+
+def test_a_hover_box_lies_over_the_picture_in_pixels_and_is_text() -> None:
+    shown = rich().set(start=3).widget.children[1].value
+    assert '<area shape="rect" coords="48,24,96,36"' in shown
+    assert 'title="start is &lt;3&gt;"' in shown
+    (name,) = re.findall(r'usemap="#([^"]+)"', shown)
+    assert f'<map name="{name}">' in shown
+
+
+def test_the_picture_has_words_and_a_white_ground() -> None:
+    shown = Panel(draw, start=range(0, 9)).widget.children[1].value
+    assert 'alt="{&#x27;start&#x27;: 0}"' in shown and "background:#FFFFFF" in shown
+
+
+def test_an_export_writes_five_files_that_open(tmp_path: Path) -> None:
+    paths = rich().set(start=3).export(tmp_path)
+    assert [path.name for path in paths] == [
+        f"a-name.{ending}" for ending in ("svg", "pdf", "png", "csv", "json")
+    ]
+    svg, pdf, png, csv, about = paths
+    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
+    assert pdf.read_bytes().startswith(b"%PDF") and b"%%EOF" in pdf.read_bytes()[-20:]
+    assert imread(png).shape[1] == round(3.5 * 200)
+    assert pd.read_csv(csv)["start"].tolist() == [3, 3, 3]
+    told = json.loads(about.read_text(encoding="utf-8"))
+    assert told["definition"] == "What is drawn, in slots."
+    assert told["origin"]["parameters"] == {"start": 3} and told["origin"]["command"] == "a-name"
+
+
+def test_an_export_of_a_panel_without_a_table_saves_the_values(tmp_path: Path) -> None:
+    panel = Panel(draw, start=range(0, 9), dcp_size=[1, 2])
+    (csv,) = [path for path in panel.export(tmp_path) if path.suffix == ".csv"]
+    assert csv.name == "draw.csv"
+    assert pd.read_csv(csv).to_dict("records") == [{"start": 0, "dcp_size": 1}]
+
+
+def test_the_export_button_says_where_the_files_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLAB_FIGURES", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    panel = rich()
+    panel._tools.export.click()
+    assert "Saved " in panel._tools.said.value
+    assert "a-name.{svg,pdf,png,csv,json}" in panel._tools.said.value
+    panel.set(start=7)
+    panel._tools.export.click()
+    assert "Not saved: start must be at most 6" in panel._tools.said.value
+
+
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [
+        ("double", "a figure is exported as wide as it is drawn: got width='double'"),
+        ("wide", "a figure's width is one of 'single', 'double': got 'wide'"),
+    ],
+)
+def test_a_width_that_the_figure_has_not_is_refused(
+    tmp_path: Path, width: str, message: str
+) -> None:
+    with pytest.raises(KvlabError, match=message):
+        rich().export(tmp_path, width)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_is_shown_on_demand_and_follows_the_controls() -> None:
+    panel = rich()
+    assert panel._tools.below.value == ""
+    panel._tools.shown.value = True
+    assert panel._tools.below.value.count("<tr") == 4
+    before = panel._tools.below.value
+    assert panel.set(start=5)._tools.below.value != before
+    panel._tools.shown.value = False
+    assert panel._tools.below.value == ""
+
+
+def test_a_long_table_says_how_many_rows_are_left_out() -> None:
+    shown = table_html(pd.DataFrame({"a": range(100)}), most=10)
+    assert shown.count("<tr") == 11 and "The first 10 of 100 rows." in shown
+
+
+def test_without_a_kernel_there_are_picture_boxes_sentence_and_table() -> None:
+    data, _ = rich()._repr_mimebundle_()
+    page = str(data["text/html"])
+    assert str(data["image/png"]) in page and page.count("<area") == 1
+    assert "1 values &amp; more" in page and page.count("<tr") == 4
+
+
+def test_in_a_terminal_a_panel_is_its_sentence_and_its_table() -> None:
+    lines = repr(rich()).splitlines()
+    assert lines[0].endswith("[start = 0]") and lines[1] == "1 values & more"
+    assert [line.strip() for line in lines[2:]] == ["start", "0", "0", "0"]
+
+
+def test_the_end_of_a_slider_may_depend_on_another_control() -> None:
+    panel = Panel(
+        draw,
+        bounds=lambda dcp_size, **_: {"slot": (dcp_size, 10 * dcp_size)},
+        dcp_size=[1, 2, 4],
+        slot=range(0, 100),
+    )
+    assert panel.values == {"dcp_size": 1, "slot": 1}
+    assert panel.set(slot=40, dcp_size=4).values == {"dcp_size": 4, "slot": 40}
+    with pytest.raises(KvlabError, match="control slot takes 2 to 20: got 40"):
+        panel.set(slot=40, dcp_size=2)
+    assert panel.values == {"dcp_size": 4, "slot": 40}
+    calls.clear()
+    panel.control("dcp_size").value = 1
+    assert calls == [{"dcp_size": 1, "slot": 10}]
+
+
+def test_the_twin_of_an_export_keeps_its_axes_above_the_caption() -> None:
+    canvas = Canvas("single", 1.0, "A title")
+    canvas.cell(0.1, 0.5, 0.2, 0.2, OUTSIDE, "7")
+    fig, _ = publishable(lambda: canvas.finish(), {}, "a command", "A sentence.", "single")
+    (ax,) = fig.axes
+    low = ax.get_position().y0 * fig.get_figheight()
+    assert ax.get_position().height * fig.get_figheight() == pytest.approx(1.0)
+    fig.draw_without_rendering()
+    tops = [t.get_window_extent().y1 / fig.dpi for t in fig.texts if t.get_text() != "A title"]
+    assert max(tops) <= low + 0.01

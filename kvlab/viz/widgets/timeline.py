@@ -118,8 +118,10 @@ def _draw(
     at = LEFT_IN + (step + 0.5) * step_in
     canvas.line([(at, TOP_IN - 0.06), (at, low)], VERMILLION, 1.2)
     canvas.text(at, low + 0.1, f"{step}", 7.5, VERMILLION, "center", bold=True)
-    canvas.text(LEFT_IN + room, low + 0.1, f"{walk.steps} steps", 7, DARK_GREY, "right")
-    canvas.text(LEFT_IN, low + 0.1, "0", 7, DARK_GREY)
+    if at < LEFT_IN + room - 0.7:
+        canvas.text(LEFT_IN + room, low + 0.1, f"{walk.steps} steps", 7, DARK_GREY, "right")
+    if at > LEFT_IN + 0.25:
+        canvas.text(LEFT_IN, low + 0.1, "0", 7, DARK_GREY)
     canvas.keys(low + 0.36, entries, MARGIN_IN)
     return canvas.finish(), _sentence(walk, step)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvlab.errors import KvlabError, StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.owners import ENGINE_RULES, OwnerStudy
-from kvlab.lab.slot_facts import slot_facts
+from kvlab.lab.slot_facts import describe, slot_facts
 from kvlab.viz.widgets import owner_explorer, owner_explorer_figure
 from kvlab.viz.widgets.owner import BY_HAND, NUM_PAGES, SIZES, owner_hover, plan, study_of
 
@@ -110,3 +110,46 @@ def test_cells_lie_apart_and_inside_the_figure() -> None:
 def test_the_twin_refuses_what_the_panel_refuses() -> None:
     with pytest.raises(StudyError, match=r"positions 0\.\.99 need 7 different pages"):
         owner_explorer_figure(length=100)
+
+
+def test_the_explorer_starts_with_a_picture_and_its_numbers() -> None:
+    panel = owner_explorer()
+    assert panel.text == f"{slot_facts(study_of(), 21).sentence()} {describe(study_of())}"
+    assert "Used raw as row 21 it silently hits the row of slot 85." in panel.text
+    assert panel.table().equals(study_of().table())
+
+
+def test_the_explorer_follows_every_control() -> None:
+    panel = owner_explorer()
+    for move in (
+        {"dcp_size": 2, "pages": "3, 1, 5, 2"},
+        {"page_size": 8},
+        {"pages": "2, 7, 1, 4"},
+        {"start": 5},
+        {"length": 9},
+        {"rule": list(ENGINE_RULES)[1]},
+        {"slot": 40},
+    ):
+        before = panel.text
+        assert panel.set(**move).text != before, move
+
+
+@pytest.mark.parametrize(
+    ("move", "message"),
+    [
+        ({"length": 100}, "positions 0..99 need 7 different pages of 16 slots: got [3, 1]"),
+        ({"pages": "3, 3"}, "positions 0..26 need 2 different pages of 16 slots: got [3, 3]"),
+        ({"pages": "3, 13"}, "a page must lie in [1, 12]: got 13"),
+        ({"pages": "3; 1"}, "pages must be whole numbers joined by commas: got '3; 1'"),
+        ({"pages": ""}, "pages must be whole numbers joined by commas: got ''"),
+    ],
+)
+def test_what_does_not_fit_is_said_and_the_last_picture_stays(
+    move: dict[str, object], message: str
+) -> None:
+    panel = owner_explorer()
+    before = panel._picture
+    assert panel.set(**move).text.startswith("Not drawn: ")
+    assert message in panel.text and panel._picture is before
+    with pytest.raises(KvlabError):
+        panel.figure()
