@@ -107,7 +107,7 @@ class _Offline(HTMLParser):
             self.kept.append(f"[picture on the web: {html.escape(values.get('alt') or '')}]")
         elif tag == "table":
             self.kept.append(f'<div class="scroll" {SCROLLS.format("Table")}><table>')
-        elif tag == "pre" or values.get("class", "") == "output_png output_subarea":
+        elif tag == "pre" or (values.get("class") or "").startswith("output_png "):
             self.kept.append(text[:-1] + ' tabindex="0">')
         elif tag in HEADINGS:
             self.heading = len(self.kept)
@@ -126,6 +126,8 @@ class _Offline(HTMLParser):
             text = html.unescape(_TAG.sub("", "".join(self.kept[self.heading + 1 :])))
             self.kept[self.heading] = f'<{tag} id="{self._anchor(text)}">'
             self.kept.append(f"</{tag}>")
+        elif tag == "th" and self.kept[-1].startswith("<th"):  # empty, so no header of anything
+            self.kept[-1] = "<td></td>"
         elif not self.dropped and (tag != "a" or (self.links and self.links.pop())):
             self.kept.append(f"</{tag}></div>" if tag == "table" else f"</{tag}>")
 

@@ -7,7 +7,7 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from kvlab.report.offline import external_loads
+from kvlab.report.offline import external_loads, offline
 from kvlab.report.pages import Heading, contents, describe, notebook_body
 
 REMOTE = "https" + "://example.org/x"
@@ -100,6 +100,28 @@ def test_headings_get_the_anchors_that_github_gives_them(tmp_path: Path) -> None
         Heading(3, "why", "Why?"),
         Heading(2, "why-1", "Why?"),
     )
+
+
+@pytest.mark.parametrize(
+    ("html", "kept"),
+    [
+        ("<tr><th></th><th>a</th></tr>", "<tr><td></td><th>a</th></tr>"),
+        (
+            '<div class="output_png output_subarea output_execute_result">x</div>',
+            '<div class="output_png output_subarea output_execute_result" tabindex="0">x</div>',
+        ),
+        ("<pre>x</pre>", '<pre tabindex="0">x</pre>'),
+        (
+            "<table></table>",
+            '<div class="scroll" tabindex="0" role="group" aria-label="Table, scrolls sideways">'
+            "<table></table></div>",
+        ),
+    ],
+)
+def test_what_scrolls_can_be_reached_by_keyboard_and_no_header_is_empty(
+    html: str, kept: str
+) -> None:
+    assert offline(html, {}) == kept
 
 
 def test_a_notebook_without_a_number_has_none() -> None:
