@@ -107,7 +107,7 @@ class _Offline(HTMLParser):
             self.kept.append(f"[picture on the web: {html.escape(values.get('alt') or '')}]")
         elif tag == "table":
             self.kept.append(f'<div class="scroll" {SCROLLS.format("Table")}><table>')
-        elif tag == "pre" or (values.get("class") or "").startswith("output_png "):
+        elif "tabindex" not in values and _scrolls(tag, values):
             self.kept.append(text[:-1] + ' tabindex="0">')
         elif tag in HEADINGS:
             self.heading = len(self.kept)
@@ -147,6 +147,12 @@ class _Offline(HTMLParser):
 
     def handle_charref(self, name: str) -> None:
         self.handle_data(f"&#{name};")
+
+
+def _scrolls(tag: str, values: Mapping[str, str | None]) -> bool:
+    """Whether the browser gives the element a scroll bar where it is too wide."""
+    picture = (values.get("class") or "").startswith("output_png ")
+    return tag == "pre" or picture or "overflow" in (values.get("style") or "")
 
 
 def _target(target: str, targets: Mapping[str, str]) -> str | None:

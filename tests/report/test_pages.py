@@ -111,6 +111,8 @@ def test_headings_get_the_anchors_that_github_gives_them(tmp_path: Path) -> None
             '<div class="output_png output_subarea output_execute_result" tabindex="0">x</div>',
         ),
         ("<pre>x</pre>", '<pre tabindex="0">x</pre>'),
+        ('<p style="overflow-x:auto">x</p>', '<p style="overflow-x:auto" tabindex="0">x</p>'),
+        ('<pre tabindex="0">x</pre>', '<pre tabindex="0">x</pre>'),
         (
             "<table></table>",
             '<div class="scroll" tabindex="0" role="group" aria-label="Table, scrolls sideways">'
