@@ -95,7 +95,8 @@ def _draw(
     now = walk.steps[step]
     bottom = TOP_IN + dcp_size * RANK_IN
     canvas = Canvas(width, bottom + (0.5 if width == "double" else 0.72),
-                    f"Step {step}: {now.name}, {'with' if fix else 'without'} the fix")  # fmt: skip
+                    f"Step {step}: {now.name}, {'with' if fix else 'without'} the fix"
+                    f"{': the process has ended' if now.failed else ''}")  # fmt: skip
     _path(canvas, step, now.failed)
     wide, host = _boxes(walk, width)
     for rank in range(dcp_size):

@@ -106,7 +106,8 @@ class Canvas:
         self._frames.setdefault(width, []).append(_corners(x, y, wide, high))
 
     def keys(self, y: float, entries: list[tuple[Look | tuple[str, str], str]], x: float) -> float:
-        """A legend from (x, y) on, in as many lines as it needs: boxes, or (marker, colour).
+        """A legend from (x, y) on, in as many lines as it needs: boxes, or (marker, colour),
+        where the marker may be "line".
 
         Returns the height that it took.
         """
@@ -117,6 +118,8 @@ class Canvas:
                 at, down = x, down + KEY_LINE_IN
             if isinstance(look, Look):
                 self.box(at, y + down - 0.05, KEY_IN, 0.1, look)
+            elif look[0] == "line":
+                self.line([(at, y + down), (at + KEY_IN, y + down)], look[1], 1.4)
             else:
                 self.mark(at + KEY_IN / 2, y + down, *look, size=6)
             self.text(at + KEY_IN + 0.05, y + down, words, 7.5)

@@ -5,7 +5,7 @@ slot that each stores. The slot under the cursor is outlined on both sides, and 
 row that its number would hit if it were used as a row.
 
 Worked example: c=4, P=4, pages 3, 1: slot 21 is position 21, rank 1, row 5; used raw it would read
-row 21 of rank 1, which is past page 4 and is not shown, and holds slot 85.
+row 21 of rank 1, which holds slot 85 of page 5.
 """
 
 from dataclasses import dataclass

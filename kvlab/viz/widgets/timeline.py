@@ -137,7 +137,7 @@ def _entries(walk: NodeWalk) -> list[tuple[Look | tuple[str, str], str]]:
     for kind, (marker, color, words) in MARKS.items():
         if (stays["left_by"] == kind).any():
             found.append(((marker, color), words))
-    return [*found, (look_of(HELD), HELD.label), (("_", BLUE), "whole pages")]
+    return [*found, (look_of(HELD), HELD.label), (("line", BLUE), "whole pages")]
 
 
 def _fill(canvas: Canvas, walk: NodeWalk, low: float, step_in: float, room: float) -> None:

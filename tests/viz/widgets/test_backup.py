@@ -19,7 +19,7 @@ SETTING = (st.sampled_from(SIZES), st.sampled_from([1, 2]), st.integers(1, 16))
 def test_with_the_fix_every_position_comes_back_and_nobody_is_hurt(
     c: int, size: int, length: int, pool: str
 ) -> None:
-    walk = backup_walk(c, size, length, pool)  # type: ignore[arg-type]
+    walk = backup_walk(c, size, length, pool)
     assert [step.name for step in walk.steps] == list(STEPS)
     last = walk.steps[-1]
     assert (last.wrong, last.damaged, last.failed) == (0, 0, False)
@@ -71,7 +71,7 @@ def test_what_is_no_setting_is_refused() -> None:
     with pytest.raises(StudyError, match=r"a length of at least 1 position .* got length=0"):
         backup_walk(2, 2, 0)
     with pytest.raises(StudyError, match=r"pool that is low or full: .* pool='half'"):
-        backup_walk(2, 2, 3, "half")  # type: ignore[arg-type]
+        backup_walk(2, 2, 3, "half")
 
 
 def test_stepping_to_the_end_and_back_shows_the_same_sentences() -> None:

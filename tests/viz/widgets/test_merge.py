@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,9 +80,8 @@ def test_every_setting_is_drawn_and_says_the_two_outputs() -> None:
         flags = {f"empty_{rank}": gone for rank in range(4)}
         panel.set(reported=reported, log_base=base, merge=merge, ranks=ranks, **flags)
         assert not panel.text.startswith("Not drawn")
-        right, merged = MergeCase(
-            (2.0, 1.0, -1.0, 0.5)[:ranks], (gone,) * ranks, reported, base, merge
-        ).outputs()
+        told: Any = ((2.0, 1.0, -1.0, 0.5)[:ranks], (gone,) * ranks, reported, base, merge)
+        right, merged = MergeCase(*told).outputs()
         same = abs(merged - right) <= 1e-9
         assert ("gives the same" in panel.text) == same
         assert same or "Nothing raises" in panel.text

@@ -46,7 +46,7 @@ def test_the_facts_of_a_slot_are_those_of_the_pool_read_row_by_row(
         assert facts.raw_slot == stored[facts.owner, slot]
         assert facts.raw == ("right" if facts.raw_slot == slot else "another token")
     table = study.table().set_index("slot")
-    assert facts.position == (int(table.at[slot, "position"]) if slot in table.index else None)
+    assert facts.position == (table["position"].get(slot))
 
 
 @given(studies())
@@ -100,7 +100,7 @@ def test_a_hover_box_says_what_the_cursor_would() -> None:
 
 def test_cells_lie_apart_and_inside_the_figure() -> None:
     for width in ("double", "single"):
-        where = plan(study_of(dcp_size=16, page_size=4, length=100), width)  # type: ignore[arg-type]
+        where = plan(study_of(dcp_size=16, page_size=4, length=100), width)
         boxes = [place.box for place in (*where.slots, *where.rows)]
         assert len({box[:2] for box in boxes}) == len(boxes)
         wide = {"double": 7.2, "single": 3.5}[width]

@@ -15,7 +15,7 @@ from kvlab.viz.widgets.timeline import CAPACITIES, SIZES, timeline_hover, timeli
 def test_the_run_is_that_of_the_node_that_steps_over_real_pools(
     c: int, capacity: int, restore: str
 ) -> None:
-    walk = node_walk(c, capacity, restore)  # type: ignore[arg-type]
+    walk = node_walk(c, capacity, restore)
     config = NodeConfig(
         walk.layout,
         restore=restore,  # type: ignore[arg-type]
@@ -27,7 +27,7 @@ def test_the_run_is_that_of_the_node_that_steps_over_real_pools(
 
 @pytest.mark.parametrize("restore", ["backup", "recompute"])
 def test_the_numbers_of_a_step_are_counted_from_the_events(restore: str) -> None:
-    walk = node_walk(2, 64, restore)  # type: ignore[arg-type]
+    walk = node_walk(2, 64, restore)
     state: dict[int, str] = {}
     words = {"arrive": "waiting", "admit": "running", "resume": "running", "retract": "retracted"}
     for step in range(0, walk.steps, 7):
@@ -54,7 +54,7 @@ def test_a_step_past_the_end_is_refused() -> None:
 @pytest.mark.parametrize(("capacity", "restore"), [(0, "backup"), (65, "backup"), (64, "tape")])
 def test_what_is_no_node_is_refused(capacity: int, restore: str) -> None:
     with pytest.raises(StudyError, match="a node has whole pages of 4 rows, at least one, and"):
-        node_walk(2, capacity, restore)  # type: ignore[arg-type]
+        node_walk(2, capacity, restore)
 
 
 @pytest.mark.parametrize("restore", ["backup", "recompute"])
@@ -68,7 +68,7 @@ def test_every_setting_is_drawn_or_refused_in_words(restore: str) -> None:
                 refused += 1
                 assert "all 6 requests were aborted; take more rows or more ranks" in panel.text
             else:
-                end = node_walk(c, capacity, restore).steps - 1  # type: ignore[arg-type]
+                end = node_walk(c, capacity, restore).steps - 1
                 assert panel.set(step=end).text.startswith(f"Step {end}: ")
     assert 0 < refused < 5
 
