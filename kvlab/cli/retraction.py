@@ -173,7 +173,7 @@ def study_of(given: argparse.Namespace) -> RetractionStudy:
         concurrency=given.concurrency,
         restore=given.restore,
         host_gib=given.host_gib,
-        host_full=given.host_full or _STUDY["host_full"],
+        host_full=given.host_full or str(_STUDY["host_full"]),
         reserved_decode_tokens=given.reserved_decode_tokens,
         step_time_s=given.step_time,
         force_retract_interval=given.force_retract_interval,
