@@ -116,11 +116,12 @@ class WidenedSlots:
         """``verify(ids, dcp_size, start)``, remembered until torch writes to the ids in place.
 
         The c ranks of one process localize the same run; it is looked through once, not c times.
-        Tensors made under ``torch.inference_mode`` do not count their writes and are looked
+        Tensors made under ``torch.inference_mode`` do not count their writes, nor does torch count
+        those of a kernel or of a replayed CUDA graph: such ids, and all on a device, are looked
         through each time. A write that torch does not count (through NumPy, or through ``.data``)
         is not seen here.
         """
-        if self.ids.is_inference():
+        if self.ids.is_inference() or self.ids.device.type != "cpu":
             return verify(self.ids, dcp_size, self.start)
         version = self.ids._version
         known = self._verified.get(dcp_size)

@@ -7,11 +7,12 @@ from kvlab.memory.capacity import PoolPlan, plan_pool
 from kvlab.memory.geometry import ModelGeometry, geometry, load_geometries
 from kvlab.memory.host import HostArena
 from kvlab.memory.hybrid import HybridLinearKVPool
-from kvlab.memory.lanes import CudaLane, DeferredLane, ImmediateLane, Lane, StagedLane
+from kvlab.memory.lanes import CudaLane, DeferredLane, ImmediateLane, Lane
 from kvlab.memory.mla_pool import MLATokenToKVPool
 from kvlab.memory.published import load_published
 from kvlab.memory.replicated import ReplicatedKVPool
 from kvlab.memory.req_to_token import ReqToTokenPool
+from kvlab.memory.staged_lane import StagedLane
 from kvlab.memory.state_pool import StatePool
 from kvlab.memory.unified import PageTable, UnifiedKVPool
 

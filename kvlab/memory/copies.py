@@ -7,6 +7,7 @@ still being read: written over too early, they would come back as another reques
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from kvlab.errors import BackupError
@@ -45,17 +46,24 @@ class HostCopies:
         raise NotImplementedError
 
     def resolve(self, slots: WidenedSlots) -> PhysicalRows:
-        """This rank's rows of a run of slots."""
+        """This rank's rows of a run of slots, on the device of the pool."""
+        raise NotImplementedError
+
+    def locate(self, slots: WidenedSlots) -> PhysicalRows:
+        """As ``resolve``, but the rows stay where the slots are. Errors: as ``resolve``."""
         raise NotImplementedError
 
     def before_write(self) -> None:
         """Order what the caller's stream does next after the copies that still need the rows as
-        they are. The host does not wait. For code that writes ``buffer`` itself."""
+        they are. The host does not wait. For code that writes ``buffer`` itself, and before each
+        replay of a CUDA graph that holds writes to the pool. Errors: PoolError during a capture
+        with a copy in flight."""
         self.lane.before_write()
 
     def before_read(self) -> None:
         """Order what the caller's stream does next after the restores in flight. The host does not
-        wait. For code that reads ``buffer`` itself."""
+        wait. For code that reads ``buffer`` itself, and before each replay of a graph that does.
+        Errors: as ``before_write``."""
         self.lane.before_read()
 
     def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows, wait: bool = True) -> KvBackup:
@@ -78,15 +86,17 @@ class HostCopies:
         arena = self.host
         block = arena.take(size)
         if block is None:
+            powers = " and powers of two" if arena.pinned else ""
             raise BackupError(
                 f"a backup must fit the host arena: {size} bytes for {rows.positions} positions of "
-                f"rank {self.rank}, in blocks of {arena.grain}; {arena.lent_bytes} of "
+                f"rank {self.rank}, in blocks of {arena.grain}{powers}; {arena.lent_bytes} of "
                 f"{arena.capacity_bytes} bytes are lent; restore or discard backups, or raise "
                 f"capacity_bytes; nothing was changed"
             )
         page_size = self.row_layout.page_size
-        kv = block[:size].view(self.buffer.dtype).view(layers, len(rows), elements)
         try:
+            with torch.inference_mode(False):  # bytes may move into it outside of that mode
+                kv = block[:size].view(self.buffer.dtype).view(layers, len(rows), elements)
             flight = self.lane.back_up(self.buffer, rows.ids, kv, page_size, found)
         except BaseException:
             arena.give(block)
@@ -105,8 +115,13 @@ class HostCopies:
             _block=block,
             _flights=[flight],
         )
-        if wait:
-            backup.wait()
+        try:
+            if wait:
+                backup.wait()
+        except BaseException:
+            if not backup.spent:  # an interrupt: nobody has the backup
+                backup.discard()
+            raise
         return backup
 
     def load_cpu_copy(
@@ -131,13 +146,16 @@ class HostCopies:
     def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> Flight:
         """Write a backup to rows that ``check_load`` gave, without consuming it; the flight says
         when it has ended, and how."""
-        page_size = self.row_layout.page_size
-        return self.lane.restore(self.buffer, rows.ids, backup.kv, page_size, backup.checksum)
+        page_size, ids = self.row_layout.page_size, rows.ids
+        if ids.device != self.buffer.device:  # from pinned memory the host need not wait
+            ids = ids.pin_memory().to(self.buffer.device, non_blocking=True)
+        return self.lane.restore(self.buffer, ids, backup.kv, page_size, backup.checksum)
 
     def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
-        """The rows to write, once nothing stands against ``load_cpu_copy``; writes nothing."""
+        """The rows to write, once nothing stands against ``load_cpu_copy``; writes nothing. Ids on
+        a device are fetched once, and looked through on the host."""
         self._require_writes()
-        rows = self._rows_of(slots)
+        rows = self._rows_of(_on_host(slots))
         require_fits(
             backup,
             rows,
@@ -154,11 +172,11 @@ class HostCopies:
         return rows
 
     def _rows_of(self, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
-        """The rows that a backup or restore names: localized here, or localized already."""
+        """The rows that a backup or restore names, localized here or already, where they are."""
         if isinstance(slots, PhysicalRows):
             self._require_rows(slots)
-            return slots.to(self.buffer.device)
-        return self.resolve(slots)
+            return slots
+        return self.locate(slots)
 
     def _rows_to_read(
         self, slots: WidenedSlots | PhysicalRows, wait: bool
@@ -171,7 +189,7 @@ class HostCopies:
             or not isinstance(given, WidenedSlots)
             or given.ids.device != self.buffer.device
         ):
-            return self._rows_of(slots), None
+            return self._rows_of(slots).to(self.buffer.device), None
         return self._rows_unwaited(given)
 
     def _rows_unwaited(self, slots: WidenedSlots) -> tuple[PhysicalRows, Found | None]:
@@ -186,3 +204,13 @@ class HostCopies:
 
     def _require_here(self) -> None:
         raise NotImplementedError
+
+
+def _on_host(slots: WidenedSlots | PhysicalRows) -> WidenedSlots | PhysicalRows:
+    """The same ids on the host, where to look at them costs no wait."""
+    given: object = slots
+    if isinstance(given, PhysicalRows):
+        return given.to(torch.device("cpu"))
+    if isinstance(given, WidenedSlots) and given.ids.device.type != "cpu":
+        return WidenedSlots(given.ids.cpu(), given.start)
+    return slots

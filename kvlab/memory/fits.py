@@ -55,12 +55,13 @@ def require_same_rows(backup: KvBackup, rows: PhysicalRows, buffer: Tensor, firs
             f"nothing was written"
         )
     # Equal counts are not enough: in a run out of phase each rank has as many rows of other tokens.
-    bad = torch.nonzero(backup.source != rows.source.to(backup.source.device)).flatten()
+    source = backup.source.to(rows.source.device)
+    bad = torch.nonzero(source != rows.source).flatten()
     if len(bad):
         at = int(bad[0])
         raise BackupError(
             f"a row goes back to its own position: row {at} of the backup is of position "
-            f"{backup.start + int(backup.source[at])}, of the place of position "
+            f"{backup.start + int(source[at])}, of the place of position "
             f"{backup.start + int(rows.source[at])}; new slots must have the owners of the old "
             f"ones, as slots in page order have; nothing was written"
         )

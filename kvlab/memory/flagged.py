@@ -13,7 +13,7 @@ from kvlab import ops
 from kvlab.errors import IndexSpaceError
 from kvlab.index import DcpLayout
 from kvlab.memory.codec import RowCodec
-from kvlab.memory.plans import pack_rows
+from kvlab.memory.plans import require_part
 
 
 class FlaggedWrites:
@@ -24,15 +24,15 @@ class FlaggedWrites:
         self.layout, self.rank = layout, rank
         self.flag = ops.CheckFlag(device)
 
-    def store(self, layer: Tensor, ids: Tensor, rows: Tensor, split: int) -> None:
-        """Store the rows ``(n, width)`` of this rank's ids in ``layer`` ``(R, width)``; the others
-        are stored by nobody. No synchronisation. ``split``: where the second part begins."""
+    def store(self, layer: Tensor, ids: Tensor, first: Tensor, second: Tensor) -> None:
+        """Store the rows, in two parts as ``stored_parts`` gives them, of this rank's ids in
+        ``layer`` ``(R, width)``; the others are stored by nobody. No synchronisation."""
         layout = self.layout
         ops.set_mla_kv_buffer(
             layer,
             ids,
-            rows[:, :split],
-            rows[:, split:],
+            first,
+            second,
             layout.dcp_size,
             self.rank,
             layout.interleave,
@@ -62,12 +62,24 @@ class FlaggedWrites:
         return [f"a write named a slot outside [-1, {self.layout.slot_end}), at index {at}"]
 
 
-def stored_rows(
-    k_nope: Tensor, k_rope: Tensor, n: int, widths: tuple[int, int], codec: RowCodec
-) -> Tensor:
-    """All ``n`` rows as they are stored, ``(n, codec.width)``, on the device of ``k_nope``.
-    Errors: as ``plans.pack_rows``."""
-    given: object = k_nope
-    device = given.device if isinstance(given, Tensor) else torch.device("cpu")
-    everything = torch.arange(n, device=device)
-    return codec.encode(pack_rows(k_nope, k_rope, n, widths, everything, codec.taken))
+def stored_parts(
+    k_nope: Tensor,
+    k_rope: Tensor,
+    n: int,
+    widths: tuple[int, int],
+    codec: RowCodec,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """All ``n`` rows as they are stored, in two parts that make a row of the buffer. Parts that are
+    on ``device`` and of the stored dtype are passed on as they are: nothing is copied before the
+    kernel. Errors: as ``plans.pack_rows``."""
+    parts = []
+    for name, part, width in zip(("k_nope", "k_rope"), (k_nope, k_rope), widths, strict=True):
+        require_part(name, part, n, width)
+        # A pool holds values, not the graph that made them.
+        part = part.detach().to(device, codec.taken)
+        parts.append(part if part.stride(1) == 1 or width < 2 else part.contiguous())
+    if not codec.scaled:
+        return parts[0].view(codec.stored), parts[1].view(codec.stored)
+    rows = codec.encode(torch.cat(parts, dim=1))  # a scale is that of the whole row
+    return rows[:, : widths[0]], rows[:, widths[0] :]

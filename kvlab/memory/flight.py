@@ -13,7 +13,8 @@ from kvlab.memory.streams import PAST, Event
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """``land`` is called once, after ``ended``: it returns the checksum, or raises what is wrong.
+    """``land`` is called after ``ended``: it returns the checksum, or raises what is wrong; called
+    again (after an interrupt) it does the same.
 
     Whatever the copy needs (rows, buffers) must be kept alive by ``land`` until then.
     """
@@ -40,13 +41,16 @@ class Flight:
     def settle(self) -> None:
         """As ``wait``, but what went wrong is kept for the next ``wait`` and not raised."""
         self.ended.wait()
-        if self.land is None:
+        self.freed.wait()  # which is past, and known to be from here on
+        land = self.land
+        if land is None:
             return
-        land, self.land = self.land, None
         try:
             self.checksum = land()
         except Exception as error:
             self.error = error
+        # Last: an interrupt before it, or a second thread, lands once more, to the same end.
+        self.land = None
 
 
 def landed(checksum: str) -> Flight:

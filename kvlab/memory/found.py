@@ -63,5 +63,5 @@ def localize_unwaited(
     turn = (layout.dcp_size, rank, slots.start, layout.interleave)
     bounds = (layout.first_slot, layout.slot_end)
     rows = ops.localize_run(slots.ids, *turn, bounds=bounds, flag=found.flag)
-    source = ops.run_elements(len(slots), *turn, device=slots.ids.device)
+    source = ops.run_elements(len(slots), *turn)  # on the host, where a restore compares them
     return make_rows(rows, source, rank, layout, slots), found

@@ -7,6 +7,7 @@ does not fit is declined (None), so that the caller can abort or recompute; noth
 
 import os
 from dataclasses import dataclass, field
+from threading import RLock
 from typing import Protocol
 
 import torch
@@ -34,6 +35,9 @@ class Returning(Protocol):
 class HostArena:
     """At most ``capacity_bytes`` of host memory (None: no bound); ``pinned`` for CUDA copies.
 
+    Torch takes pinned memory in powers of two and keeps what is freed. So pinned blocks are powers
+    of two here, which the bound then counts whole, and torch is told to let go of dropped ones.
+
     Errors: BackupError for pinned memory without a CUDA device.
     """
 
@@ -43,6 +47,7 @@ class HostArena:
     _idle: list[Tensor] = field(default_factory=list)
     _lent: dict[int, Tensor] = field(default_factory=dict)
     _returning: list[Returning] = field(default_factory=list)
+    _turn: RLock = field(default_factory=RLock, repr=False)
 
     def __post_init__(self) -> None:
         require_int("grain", self.grain, 1, "bytes that block sizes are rounded up to")
@@ -71,8 +76,16 @@ class HostArena:
         a new one fits under the bound. Errors: BackupError when the machine has no such memory.
         """
         require_int("nbytes", nbytes, 0, "bytes of one backup")
-        self._collect()
+        with self._turn:
+            return self._take(self.block_bytes(nbytes))
+
+    def block_bytes(self, nbytes: int) -> int:
+        """What a backup of so many bytes takes of the bound when a new block is made for it."""
         size = max(1, -(-nbytes // self.grain)) * self.grain
+        return 1 << (size - 1).bit_length() if self.pinned else size
+
+    def _take(self, size: int) -> Tensor | None:
+        self._collect()
         fitting = [i for i, block in enumerate(self._idle) if size <= block.numel() <= 2 * size]
         if fitting:
             block = self._idle.pop(min(fitting, key=lambda i: self._idle[i].numel()))
@@ -80,10 +93,10 @@ class HostArena:
             if self.capacity_bytes is not None:
                 if self.lent_bytes + size > self.capacity_bytes:
                     return None
-                while self.lent_bytes + self.idle_bytes + size > self.capacity_bytes:
-                    self._idle.pop(0)
+                self._drop_idle(self.capacity_bytes - self.lent_bytes - size)
             try:
-                block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+                with torch.inference_mode(False):  # to be written to outside of it as well
+                    block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
             except RuntimeError as error:
                 kind = "pinned " if self.pinned else ""
                 raise BackupError(
@@ -100,13 +113,15 @@ class HostArena:
 
     def give(self, block: Tensor) -> None:
         """Take a block back. Errors: BackupError for one that is not lent (given back twice)."""
-        # The block itself, not another view of its memory: that could be shorter.
-        if self._lent.get(block.data_ptr()) is not block:
-            raise BackupError(
-                f"only a lent block can be given back: got a block of {block.numel()} bytes that "
-                f"is not among the {len(self._lent)} lent ones; a backup gives its block back once"
-            )
-        self._idle.append(self._lent.pop(block.data_ptr()))
+        with self._turn:
+            # The block itself, not another view of its memory: that could be shorter.
+            if self._lent.get(block.data_ptr()) is not block:
+                raise BackupError(
+                    f"only a lent block can be given back: got a block of {block.numel()} bytes "
+                    f"that is not among the {len(self._lent)} lent ones; a backup gives its block "
+                    f"back once"
+                )
+            self._idle.append(self._lent.pop(block.data_ptr()))
 
     def audit(self) -> list[str]:
         """The broken laws: blocks are lent or idle, never both, and keep under the bound."""
@@ -123,8 +138,27 @@ class HostArena:
             broken.append(f"the arena holds {total} bytes, bound {self.capacity_bytes}")
         return broken
 
+    def _drop_idle(self, room: int) -> None:
+        """Drop idle blocks, the oldest first, until the others fit ``room`` bytes."""
+        dropped = False
+        while self.idle_bytes > room:
+            self._idle.pop(0)
+            dropped = True
+        if dropped and self.pinned:
+            _release_pinned()
+
     def _collect(self) -> None:
-        self._returning = [lender for lender in self._returning if not lender.settle()]
+        with self._turn:
+            self._returning = [lender for lender in self._returning if not lender.settle()]
+
+
+def _release_pinned() -> None:
+    """Give freed pinned memory back to the system; it waits for the device. By the name that this
+    torch has for it."""
+    for home, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
+        if hasattr(home, name):
+            getattr(home, name)()
+            return
 
 
 def default_arena(buffer: Tensor) -> HostArena:

@@ -21,7 +21,7 @@ from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.copies import HostCopies
-from kvlab.memory.flagged import FlaggedWrites, stored_rows
+from kvlab.memory.flagged import FlaggedWrites, stored_parts
 from kvlab.memory.host import HostArena, default_arena
 from kvlab.memory.lanes import Lane, default_lane
 from kvlab.memory.plans import pack_rows, require_own_rows, whole_rows, write_plan
@@ -71,9 +71,9 @@ class MLATokenToKVPool(HostCopies):
         self.layout, self.rank, self.layers, self.dtype = layout, rank, layers, dtype
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
         self.codec = RowCodec(dtype, kv_lora_rank + qk_rope_head_dim, scaled)
-        self.buffer = torch.zeros(
-            layers, self.rows_per_rank, self.codec.width, dtype=self.codec.stored, device=device
-        )
+        rows, width = self.rows_per_rank, self.codec.width
+        with torch.inference_mode(False):  # to be written to outside of it as well
+            self.buffer = torch.zeros(layers, rows, width, dtype=self.codec.stored, device=device)
         self.device = self.buffer.device  # with its number: "cuda" is not equal to "cuda:0"
         self.host = host if host is not None else default_arena(self.buffer)
         self.lane = lane if lane is not None else default_lane(self.device)
@@ -125,8 +125,12 @@ class MLATokenToKVPool(HostCopies):
 
         Errors: IndexSpaceError, RankMismatchError.
         """
+        return self.locate(slots).to(self.device)
+
+    def locate(self, slots: WidenedSlots) -> PhysicalRows:
+        """As ``resolve``, but the rows stay where the slots are. Errors: as ``resolve``."""
         self._require_here()
-        return localize(slots, self.row_layout, self.row_rank).to(self.device)
+        return localize(slots, self.row_layout, self.row_rank)
 
     def set_mla_kv_buffer(
         self, layer: int, loc: Tensor | WidenedSlots, k_nope: Tensor, k_rope: Tensor
@@ -148,9 +152,9 @@ class MLATokenToKVPool(HostCopies):
         ids = ids.to(self.device)
         if self.flagged is not None:
             widths = (self.kv_lora_rank, self.qk_rope_head_dim)
-            rows = stored_rows(k_nope, k_rope, len(ids), widths, self.codec).to(self.device)
+            parts = stored_parts(k_nope, k_rope, len(ids), widths, self.codec, self.device)
             self.before_write()
-            self.flagged.store(self.buffer[self._layer(layer)], ids, rows, self.kv_lora_rank)
+            self.flagged.store(self.buffer[self._layer(layer)], ids, *parts)
             return
         self._require_write_loc(ids)
         elements, places = self._write_plan(ids)

@@ -36,17 +36,22 @@ def pack_rows(
     """
     parts = []
     for name, part, width in zip(("k_nope", "k_rope"), (k_nope, k_rope), widths, strict=True):
-        given: object = part
-        if not isinstance(given, Tensor) or not given.is_floating_point():
-            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
-            raise PoolError(f"{name} must be a tensor of a float dtype: got {kind}")
-        if tuple(part.shape) != (n, width):
-            raise PoolError(
-                f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(part.shape)}"
-            )
+        require_part(name, part, n, width)
         # A pool holds values, not the graph that made them.
         parts.append(part.detach().to(elements.device)[elements].to(dtype))
     return torch.cat(parts, dim=1)
+
+
+def require_part(name: str, part: Tensor, n: int, width: int) -> None:
+    """Raise PoolError unless the part is an ``(n, width)`` tensor of a float dtype."""
+    given: object = part
+    if not isinstance(given, Tensor) or not given.is_floating_point():
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise PoolError(f"{name} must be a tensor of a float dtype: got {kind}")
+    if tuple(part.shape) != (n, width):
+        raise PoolError(
+            f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(part.shape)}"
+        )
 
 
 def whole_rows(values: Tensor, n: int, codec: RowCodec, device: torch.device) -> Tensor:

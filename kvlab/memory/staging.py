@@ -29,6 +29,13 @@ class Piece:
     halves: int
 
 
+def as_rows(staging: Tensor | None, buffer: Tensor) -> Tensor:
+    """Staging memory, uint8, seen as rows of the buffer: ``(s, e)`` of its dtype."""
+    assert staging is not None
+    row = buffer.shape[2] * buffer.element_size()
+    return staging[: len(staging) // row * row].view(buffer.dtype).view(-1, buffer.shape[2])
+
+
 def pieces(kv: Tensor, staging: Tensor) -> Iterator[Piece]:
     """Cut ``kv`` ``(layers, m, e)`` into what fits ``staging`` ``(s, e)``, s >= 1: one piece, or
     halves in turn, or (s = 1) row by row."""
@@ -42,7 +49,7 @@ def pieces(kv: Tensor, staging: Tensor) -> Iterator[Piece]:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One copy of ``rows`` of ``buffer`` from or to ``kv``; its works never raise.
+    """One copy of ``rows`` of ``buffer`` from or to ``kv``; its works raise nothing but interrupts.
 
     Works run in the order in which a lane queues them. After the first that fails the others do
     nothing, and ``checksum`` raises what it raised.
@@ -55,16 +62,25 @@ class Job:
     found: Found | None = None
     backend: ops.Backend | None = None
     error: Exception | None = None
-    _sums: list[Tensor] = field(default_factory=list)
+    _sums: Tensor = field(init=False)
     _told: list[Tensor] = field(default_factory=list)
     _flat: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        self._flat = self.kv.view(-1, self.kv.shape[2])
+        blocks = -(-self.kv.shape[1] // block_rows(self.page_size))
+        with torch.inference_mode(False):  # the works run outside of it
+            self._flat = self.kv.view(-1, self.kv.shape[2])
+            # A copy of the ids: the caller's table may be another request's before they are read.
+            self.rows = self.rows.clone()
+            self._sums = torch.zeros(
+                self.kv.shape[0], blocks, dtype=torch.int64, device=self.buffer.device
+            )
 
-    def prepare(self) -> Work:
-        """Clear the sums, int64 ``(layers, blocks)`` on the device."""
-        return self._guarded(self._prepare)
+    @property
+    def device_tensors(self) -> list[Tensor]:
+        """What the works use on the device, staging apart; all of it is the caller's memory."""
+        flag = [] if self.found is None else [self.found.flag_value]
+        return [self.buffer, self.rows, self._sums, *flag]
 
     def gather(self, piece: Piece) -> Work:
         """Rows to staging, summed."""
@@ -75,7 +91,7 @@ class Job:
                 piece.stage,
                 piece.begin,
                 piece.end,
-                sums=self._sums[0],
+                sums=self._sums,
                 block_rows=block_rows(self.page_size),
                 page_size=self.page_size,
                 backend=self.backend,
@@ -91,7 +107,7 @@ class Job:
                 piece.stage,
                 piece.begin,
                 piece.end,
-                sums=self._sums[0],
+                sums=self._sums,
                 block_rows=block_rows(self.page_size),
                 page_size=self.page_size,
                 backend=self.backend,
@@ -114,6 +130,11 @@ class Job:
         """Sums and flag to the host: a few bytes, so that landing needs no stream."""
         return self._guarded(self._report)
 
+    def give_up(self) -> None:
+        """Works that have not run do nothing."""
+        if self.error is None:
+            self.error = RuntimeError("this copy was given up while it was queued")
+
     def checksum(self) -> str:
         """Of the bytes that moved, once they have. Errors: that of a work, or what the flag of
         the rows tells."""
@@ -135,13 +156,8 @@ class Job:
             )
         return seen
 
-    def _prepare(self) -> None:
-        step = block_rows(self.page_size)
-        shape = (self.kv.shape[0], -(-self.kv.shape[1] // step))
-        self._sums.append(torch.zeros(shape, dtype=torch.int64, device=self.buffer.device))
-
     def _report(self) -> None:
-        told = [self._sums[0]] + ([] if self.found is None else [self.found.flag_value])
+        told = [self._sums] + ([] if self.found is None else [self.found.flag_value])
         for device in told:
             pin = device.device.type == "cuda"
             host = torch.empty(device.shape, dtype=device.dtype, pin_memory=pin)
@@ -150,11 +166,17 @@ class Job:
 
     def _guarded(self, work: Work) -> Work:
         def run() -> None:
-            if self.error is None:
-                try:
+            if self.error is not None:
+                return
+            try:
+                # Tensors made in inference mode could not be written to outside of it.
+                with torch.inference_mode(False):
                     work()
-                except Exception as error:
-                    self.error = error
+            except Exception as error:
+                self.error = error
+            except BaseException:  # an interrupt: for the caller, but no later work may follow
+                self.give_up()
+                raise
 
         return run
 

@@ -8,6 +8,7 @@ Source: SGLang ``MambaPool`` (``mem_cache/memory_pool.py``), copies ``[:, idx]``
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -39,8 +40,10 @@ class StatePool:
             for length in shape:
                 require_int(name, length, 1, "a length of one layer's state")
         self.slots, self.layers = slots, layers
-        self.conv = torch.zeros(layers, slots + 1, *conv_shape, dtype=dtype, device=device)
-        self.temporal = torch.zeros(layers, slots + 1, *temporal_shape, dtype=dtype, device=device)
+        how: dict[str, Any] = {"dtype": dtype, "device": device}
+        with torch.inference_mode(False):  # to be written to outside of it as well
+            self.conv = torch.zeros(layers, slots + 1, *conv_shape, **how)
+            self.temporal = torch.zeros(layers, slots + 1, *temporal_shape, **how)
         self._free = list(range(slots, 0, -1))
         self._used: set[int] = set()
 

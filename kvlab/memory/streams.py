@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
+from kvlab.errors import PoolError
 
 Work = Callable[[], None]
 
@@ -28,6 +31,10 @@ class Event(Protocol):
     @property
     def done(self) -> bool:
         """Whether that has run. Never waits."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the host knows already that it has run. Never asks the device."""
 
     def wait(self) -> None:
         """Block the host until it has run; nothing else is waited for."""
@@ -45,6 +52,10 @@ class Stream(Protocol):
     def after(self, event: Event) -> None:
         """What is added from here on runs after ``event``. The host does not wait."""
 
+    def keep(self, tensor: Tensor) -> None:
+        """The works use this tensor: whoever drops it, its memory is nobody else's before what
+        was added until then has run."""
+
 
 class Streams(Protocol):
     """Where a lane takes its streams from."""
@@ -55,11 +66,32 @@ class Streams(Protocol):
     def stream(self) -> Stream:
         """A new stream beside it."""
 
+    def capturing(self) -> bool:
+        """Whether the caller's stream records a CUDA graph instead of running."""
+
+
+def order(streams: Streams, event: Event) -> Event:
+    """Order the caller's stream after the event; afterwards what is left to order after.
+
+    Errors: PoolError while the caller captures a CUDA graph, unless the event is known to be past:
+    a graph cannot wait for what it does not hold, and its replays would not wait at all.
+    """
+    if event.known:
+        return PAST
+    if streams.capturing():
+        raise PoolError(
+            "a CUDA graph that reads or writes a pool is captured while none of its copies is in "
+            "flight: at least one is, or nobody has looked whether it ended; wait() for the "
+            "backups and restores, then capture; call pool.before_write() before each replay"
+        )
+    streams.caller().after(event)
+    return PAST if event.done else event
+
 
 class _Past:
     """The event of what has run already."""
 
-    done = True
+    done = known = True
 
     def wait(self) -> None:
         return
@@ -80,6 +112,9 @@ class _AtOnce:
     def after(self, event: Event) -> None:
         event.wait()
 
+    def keep(self, tensor: Tensor) -> None:
+        return
+
 
 class CpuStreams:
     """Everything runs at once, on the thread that asks."""
@@ -92,17 +127,25 @@ class CpuStreams:
         """Runs at once too."""
         return _AtOnce()
 
+    def capturing(self) -> bool:
+        """There are no graphs here."""
+        return False
 
-@dataclass(frozen=True, slots=True, eq=False)
+
+@dataclass(slots=True, eq=False)
 class _CudaEvent:
     raw: torch.cuda.Event
+    known: bool = False  # while a graph is captured an event must not be asked
 
     @property
     def done(self) -> bool:
-        return bool(self.raw.query())  # type: ignore[no-untyped-call]
+        self.known = self.known or bool(self.raw.query())  # type: ignore[no-untyped-call]
+        return self.known
 
     def wait(self) -> None:
-        self.raw.synchronize()
+        if not self.known:
+            self.raw.synchronize()
+            self.known = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,6 +167,9 @@ class _CudaStream:
         else:
             event.wait()
 
+    def keep(self, tensor: Tensor) -> None:
+        tensor.record_stream(self.raw)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudaStreams:
@@ -140,6 +186,11 @@ class CudaStreams:
         raw = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         return _CudaStream(raw)
 
+    def capturing(self) -> bool:
+        """Asked of the device's current stream."""
+        with torch.cuda.device(self.device):
+            return bool(torch.cuda.is_current_stream_capturing())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DeferredEvent:
@@ -150,6 +201,10 @@ class _DeferredEvent:
     @property
     def done(self) -> bool:
         return self.stream.ran >= self.number
+
+    @property
+    def known(self) -> bool:
+        return self.done
 
     def wait(self) -> None:
         self.streams.run_until(self)
@@ -173,6 +228,9 @@ class _DeferredStream:
             self._add(event)
         else:
             event.wait()
+
+    def keep(self, tensor: Tensor) -> None:
+        return  # works hold their tensors until they have run
 
     @property
     def waits_for(self) -> _DeferredEvent | None:
@@ -213,6 +271,10 @@ class DeferredStreams:
         made = _DeferredStream(self)
         self._streams.append(made)
         return made
+
+    def capturing(self) -> bool:
+        """There are no graphs here."""
+        return False
 
     def run_until(self, event: _DeferredEvent) -> None:
         """Run works, in an order that the streams allow, until the event is done."""

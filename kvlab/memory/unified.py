@@ -190,15 +190,16 @@ class UnifiedKVPool(MLATokenToKVPool):
         """1: ids that reach the buffer are rows already."""
         return 1
 
-    def resolve(self, slots: WidenedSlots) -> PhysicalRows:
+    def locate(self, slots: WidenedSlots) -> PhysicalRows:
         """This rank's physical rows of virtual slots: shard, then look up.
 
         Errors: IndexSpaceError for an unmapped page; PoolError when a compaction is not applied.
         """
         self._require_here()
         self._require_applied()
-        virtual = localize(slots, self.layout, self.rank).to(self.device)
-        rows = look_up_rows(virtual.ids, self.table.v2p.to(self.device), self.layout.page_size)
+        virtual = localize(slots, self.layout, self.rank)
+        v2p = self.table.v2p.to(virtual.ids.device)
+        rows = look_up_rows(virtual.ids, v2p, self.layout.page_size)
         return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.edition)
 
     def apply_moves(self, moves: list[tuple[int, int]]) -> None:

@@ -20,7 +20,8 @@ class CheckFlag:
     """
 
     def __init__(self, device: torch.device | str) -> None:
-        self.value: Tensor = torch.full((1,), _CLEAR, dtype=torch.int64, device=device)
+        with torch.inference_mode(False):  # to be lowered and cleared outside of it as well
+            self.value: Tensor = torch.full((1,), _CLEAR, dtype=torch.int64, device=device)
 
     def read(self) -> int | None:
         """The lowest index that was bad, None if none was. Waits for the device."""

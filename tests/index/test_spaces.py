@@ -244,3 +244,16 @@ def test_int64_ids_are_kept_and_int32_ids_widened() -> None:
 def test_two_runs_are_not_compared_by_value() -> None:
     # A comparison of tensors would give a tensor, so == means the same object.
     assert WidenedSlots(ids([8])) != WidenedSlots(ids([8]))
+
+
+def test_ids_on_a_device_are_looked_through_each_time() -> None:
+    # A kernel or a replayed graph writes to them, and torch counts neither.
+    slots, looked = WidenedSlots(torch.empty(3, dtype=torch.int64, device="meta")), 0
+
+    def verify(ids: torch.Tensor, dcp_size: int, start: int) -> bool:
+        nonlocal looked
+        looked += 1
+        return looked == 1
+
+    assert slots.agrees_with_positions(2, verify)
+    assert not slots.agrees_with_positions(2, verify)

@@ -93,7 +93,7 @@ BUGS = (
     ),
     Bug(
         "a half of staging is filled again before it was copied out",
-        "memory/lanes.py",
+        "memory/staged_lane.py",
         "self._rows.after(ends[-piece.halves])",
         "pass",
         "tests/memory/test_lane_orders.py::"

@@ -1,12 +1,17 @@
 """The host arena: bounded, reused, and never the same memory twice."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import BackupError, LayoutError
+from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import HostArena
+
+from .support import make_pools
 
 
 def taken(arena: HostArena, nbytes: int) -> torch.Tensor:
@@ -150,3 +155,66 @@ def test_the_audit_finds_a_block_on_both_sides_and_a_bound_that_is_passed() -> N
     assert arena.audit() == ["1 host blocks are lent and idle at once"]
     arena._idle = [torch.empty(128, dtype=torch.uint8)]
     assert arena.audit() == ["the arena holds 192 bytes, bound 128"]
+
+
+# --- pinned memory, as torch takes it -------------------------------------------------------------
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Pinned blocks that are plain ones; what was said to torch about those it keeps."""
+    said: list[str] = []
+    real = torch.empty
+
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        assert pin_memory
+        return real(*size, **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("kvlab.memory.host.torch.empty", empty)
+    monkeypatch.setattr(
+        torch.accelerator, "empty_host_cache", lambda: said.append("release"), raising=False
+    )
+    return said
+
+
+def test_the_bound_counts_pinned_blocks_as_torch_takes_them(released: list[str]) -> None:
+    arena = HostArena(capacity_bytes=600, pinned=True, grain=64)
+    assert [arena.block_bytes(n) for n in (0, 64, 65, 129, 300)] == [64, 64, 128, 256, 512]
+    assert HostArena(grain=64).block_bytes(129) == 192
+    first = taken(arena, 300)
+    assert (first.numel(), arena.lent_bytes) == (512, 512)
+    assert arena.take(65) is None  # 128 beside 512
+    taken(arena, 1)
+    assert released == []
+
+
+def test_torch_is_told_to_let_go_of_pinned_blocks_that_are_dropped(released: list[str]) -> None:
+    arena = HostArena(capacity_bytes=512, pinned=True, grain=64)
+    arena.give(taken(arena, 64))
+    arena.give(taken(arena, 64))  # the same block
+    assert released == []
+    taken(arena, 512)
+    assert released == ["release"]
+    assert arena.idle_bytes == 0
+
+
+def test_an_older_torch_has_another_name_for_letting_go(
+    released: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(torch.accelerator, "empty_host_cache")
+    monkeypatch.setattr(
+        torch._C, "_host_emptyCache", lambda: released.append("older"), raising=False
+    )
+    arena = HostArena(capacity_bytes=512, pinned=True, grain=64)
+    arena.give(taken(arena, 64))
+    taken(arena, 512)
+    assert released == ["older"]
+
+
+def test_a_full_pinned_arena_says_in_which_sizes_it_lends(released: list[str]) -> None:
+    (pool, *_) = make_pools(DcpLayout(2, 2, 8))
+    pool.host = HostArena(capacity_bytes=128, pinned=True, grain=64)
+    text = r"144 bytes for 11 positions of rank 0, in blocks of 64 and powers of two; 0 of 128 byte"
+    with pytest.raises(BackupError, match=text):
+        pool.get_cpu_copy(WidenedSlots(torch.arange(4, 15)))

@@ -247,6 +247,9 @@ class Deaf:
     def after(self, event: Event) -> None:
         return
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        return
+
 
 @pytest.mark.parametrize("deaf", [None, "_rows", "_copies"])
 @pytest.mark.parametrize("restoring", [False, True])

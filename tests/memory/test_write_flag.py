@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import MLATokenToKVPool
-from kvlab.memory.flagged import FlaggedWrites
+from kvlab.memory.codec import RowCodec
+from kvlab.memory.flagged import FlaggedWrites, stored_parts
 
 from .staged import slots_from
 from .support import DTYPES, bits, ids, layouts, make_pools, untouched, write
@@ -113,3 +114,40 @@ def test_a_pool_behind_a_page_table_looks_first_and_so_does_one_of_the_cpu() -> 
         assert pool.flagged is None
         with pytest.raises(IndexSpaceError, match=r"got 20 at index 0"):
             pool.set_mla_kv_buffer(0, WidenedSlots(ids([20])), torch.ones(1, 2), torch.ones(1, 1))
+
+
+def test_parts_in_the_stored_dtype_reach_the_kernel_uncopied() -> None:
+    codec, whole = RowCodec(torch.bfloat16, 3), torch.ones(5, 3, dtype=torch.bfloat16)
+    nope, rope = whole[:, :2], whole[:, 2:]
+    parts = stored_parts(nope, rope, 5, (2, 1), codec, nope.device)
+    assert [part.data_ptr() for part in parts] == [nope.data_ptr(), rope.data_ptr()]
+    assert not parts[0].is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_parts_of_any_strides_dtypes_and_gradients_are_stored(
+    dtype: torch.dtype, scaled: bool
+) -> None:
+    if scaled and dtype.itemsize != 1:
+        return
+    sizes = {"layers": 1, "kv_lora_rank": 3, "qk_rope_head_dim": 2}
+    values = torch.randn(4, 9, generator=torch.Generator().manual_seed(2))
+    for kind in (torch.float32, torch.bfloat16, dtype):
+        turned = values.to(kind).t().contiguous().t()  # the elements of a row lie apart
+        for nope, rope in (
+            (turned[:, :3], turned[:, 3:5]),
+            (values.to(kind)[:, ::3], values.to(kind)[:, 1::5]),
+            (values.to(kind)[:1].expand(4, 9)[:, :3], turned[:, 3:5]),
+        ):
+            plain, pool = (
+                MLATokenToKVPool(LAYOUT, 1, dtype=dtype, scaled=scaled, **sizes)  # type: ignore[arg-type]
+                for _ in range(2)
+            )
+            flagged([pool])
+            for one in (plain, pool):
+                one.set_mla_kv_buffer(0, slots_from(5, 4), nope, rope)
+            assert torch.equal(bits(plain.buffer), bits(pool.buffer))
+    graded = values[:, :3].clone().requires_grad_()
+    pool.set_mla_kv_buffer(0, slots_from(5, 4), graded, values[:, 3:5])
+    assert not pool.buffer.requires_grad
