@@ -15,6 +15,9 @@ from kvlab.index import (
 from kvlab.ops import CheckFlag, localize_run, owned_count, remap_topk, run_elements
 from kvlab.ops import localize_fixed_shape as fixed_op
 from kvlab.ops.inputs import checked_run_inputs, run_inputs
+from tests.ops.support import twin_can_run
+
+BACKENDS = ["torch", *(["triton"] if twin_can_run() else [])]
 
 turns = st.integers(1, 8).flatmap(
     lambda c: st.tuples(st.just(c), st.integers(0, c - 1), st.integers(1, 6))
@@ -118,3 +121,26 @@ def test_fixed_shapes_and_lists_are_what_the_index_functions_give() -> None:
     assert torch.equal(remap_topk(ids, 3, 1), remap_dcp_local_topk_indices(ids, 3, 1))
     flat = ids.flatten()
     assert torch.equal(fixed_op(flat, 3, 1, 2, 0), localize_fixed_shape(flat, 3, 1, 2, 0))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize(("c", "interleave"), [(8, 2**29), (4, 2**31 - 1), (2, 2**40)])
+def test_a_turn_longer_than_32_bits_is_localized(
+    backend: str, checked: bool, c: int, interleave: int
+) -> None:
+    rank = c - 1
+    start = rank * interleave
+    ids = torch.arange(start, start + 5) + 3 * c * interleave
+    flag = CheckFlag("cpu") if checked else None
+    rows = localize_run(
+        ids,
+        c,
+        rank,
+        start,
+        interleave,
+        flag=flag,
+        backend=backend,  # type: ignore[arg-type]
+    )
+    assert rows.tolist() == [3 * interleave + i for i in range(5)]
+    assert flag is None or flag.read() is None

@@ -41,7 +41,8 @@ def _run(
     j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = j < m
     g = j + skipped  # this rank's g-th position from the start of the turn
-    element = g // I * (C * I) + g % I + rank * I - phase
+    # 64 bits: a rank and an interleave that fit 32 may have a product that does not.
+    element = g // I * (C * I) + g % I + rank.to(tl.int64) * I - phase
     ids = tl.load(ids_ptr + element, mask=inside, other=0)
     tl.store(rows_ptr + j, row_of(ids, C, I), mask=inside)
 
@@ -58,7 +59,7 @@ def _checked_run(
     owner = position // I % C
     # A negative id divides differently here and in Python; it is below `low` and bad either way.
     bad = inside & ((ids < low) | (ids >= end) | (ids // I % C != owner))
-    within = tl.minimum(tl.maximum(position % (C * I) - rank * I, 0), I)
+    within = tl.minimum(tl.maximum(position % (C * I) - rank.to(tl.int64) * I, 0), I)
     j = position // (C * I) * I + within - skipped
     rows = tl.where(bad, 0, row_of(ids, C, I))
     tl.store(rows_ptr + j, rows, mask=inside & (owner == rank))
