@@ -15,17 +15,21 @@ from kvlab import attn
 from kvlab.attn import Partial
 from kvlab.ops.backend import Backend, choose
 
+# What the twin takes: a device need not have arithmetic of another type.
+_TAKEN = (torch.float32, torch.bfloat16, torch.float16)
+
 
 def merge_stacked(out: Tensor, lse: Tensor, *, backend: Backend | None = None) -> Partial:
     """As ``kvlab.attn.merge_stacked``: ``out`` ``(c, ..., d)``, ``lse`` ``(c, ...)`` in nats.
 
-    Computed in float32; NaN and +inf as lse mean an empty shard. float64, and tensors whose
-    gradient is wanted, are merged by torch whatever the backend. Cost of the twin: c partials read,
-    one written. Errors: as the reference; BackendError.
+    Computed in float32; NaN and +inf as lse mean an empty shard. Other dtypes than float32,
+    bfloat16 and float16 (float64, fp8), and tensors whose gradient is wanted, are merged by torch
+    whatever the backend. Cost of the twin: c partials read, one written. Errors: as the reference;
+    BackendError.
     """
-    wide = torch.float64 in (out.dtype, lse.dtype)
+    served = out.dtype in _TAKEN and lse.dtype in _TAKEN
     graded = torch.is_grad_enabled() and (out.requires_grad or lse.requires_grad)
-    if choose(backend, out, lse) == "torch" or wide or graded:
+    if choose(backend, out, lse) == "torch" or not served or graded:
         return attn.merge_stacked(out, lse)
     from kvlab.ops.kernels import merge as twin
 

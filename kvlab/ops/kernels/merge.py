@@ -50,7 +50,7 @@ def _merge(
     for _ in tl.static_range(RANKS):
         share = tl.exp(_lse(lse_ptr, at, inside) - least) / sure
         live = (share > 0)[:, None] & (e < D)[None, :]
-        out = tl.load(out_ptr + at[:, None] * D + e[None, :], mask=live, other=0)
+        out = tl.load(out_ptr + at[:, None] * D + e[None, :], mask=live, other=0.0)
         merged += share[:, None] * out.to(tl.float32)
         at += rows
     kept = inside[:, None] & (e < D)[None, :]
