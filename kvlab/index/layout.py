@@ -20,6 +20,7 @@ import operator
 from dataclasses import dataclass
 
 from kvlab.errors import IndexSpaceError, LayoutError
+from kvlab.index.shown import layout_html
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
@@ -188,6 +189,10 @@ class DcpLayout:
         """
         require_int("tokens", tokens, 0, "a token count")
         return -(-tokens // self.widened_page_size)
+
+    def _repr_html_(self) -> str:
+        """Both ranges and the owners of page 1, for a notebook cell."""
+        return layout_html(self)
 
     def _checked_slot(self, slot: int) -> int:
         slot = require_index("widened slot", slot)

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index.layout import DcpLayout, require_rank
+from kvlab.index.reprs import listed, span
+from kvlab.index.shown import rows_html, slots_html
 
 _FROM_LOCALIZE = object()
 
@@ -67,7 +69,7 @@ def _share(rows: "PhysicalRows") -> int:
     return int((rows.ids // layout.interleave % layout.dcp_size == rows.rank).sum())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WidenedSlots:
     """The slots of consecutive positions ``start .. start+n-1`` of one request.
 
@@ -138,8 +140,15 @@ class WidenedSlots:
             )
         return WidenedSlots(self.ids[begin:end], self.start + begin)
 
+    def __repr__(self) -> str:
+        return f"WidenedSlots({listed(self.ids)}, start={self.start})"
 
-@dataclass(frozen=True, slots=True, eq=False)
+    def _repr_html_(self) -> str:
+        """The ids by position, for a notebook cell; waits for nothing."""
+        return slots_html(self.ids, self.start)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PhysicalRows:
     """Rows of one rank's buffer and, for each, the element of the run that it came from.
 
@@ -190,6 +199,18 @@ class PhysicalRows:
         require_within(rows, 0, layout.row_end, "row", "a widened slot must be localized first")
         source = torch.arange(len(rows), device=rows.device)
         return cls(rows, source, rank, layout, 0, len(rows), None, _FROM_LOCALIZE)
+
+    def __repr__(self) -> str:
+        run = span(self.start, self.start + self.positions)
+        return (
+            f"PhysicalRows({listed(self.ids)}, rank {self.rank} of {self.layout.dcp_size}, "
+            f"positions {run})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The rows by position, with the borders of pages; waits for nothing."""
+        run = (self.start, self.positions)
+        return rows_html(self.ids, self.source, self.rank, self.layout, run, self.resolved_at)
 
 
 def make_rows(
