@@ -20,6 +20,7 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, merge_touching, pages_of_free
 from kvlab.index.layout import require_index, require_int
 from kvlab.index.spaces import as_ids, require_within
+from kvlab.memory.shown import allocator_html
 
 
 class PagedTokenToKVPoolAllocator:
@@ -181,6 +182,18 @@ class PagedTokenToKVPoolAllocator:
         if 0 in listed or self._is_free[0]:
             broken.append("the padding page is listed as free")
         return broken
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self.layout.num_pages - self.used_pages} of "
+            f"{self.layout.num_pages} pages free, {self.available_size()} tokens, "
+            f"W={self.page_size})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Free pages and those handed out, for a notebook cell."""
+        free = self.layout.num_pages - self.used_pages
+        return allocator_html(self.layout, self._is_free, len(self._staged), self.need_sort, free)
 
     def _take(self, count: int) -> list[int] | None:
         if count > len(self._free) + len(self._staged):

@@ -13,11 +13,12 @@ from kvlab.index import DcpLayout
 from kvlab.memory.flight import Flight
 from kvlab.memory.host import HostArena
 from kvlab.memory.rows import checksum
+from kvlab.memory.shown import backup_html, backup_state
 
 _DISCARDED = "discarded"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StateBackup:
     """Recurrent state of one request on the host: ``conv`` and ``temporal``, all layers.
 
@@ -38,6 +39,10 @@ class StateBackup:
                 f"the host copy of a state changed since it was made: checksum {self._sum()}, "
                 f"expected {self.checksum}; do not restore it: recompute the request"
             )
+
+    def __repr__(self) -> str:
+        conv, temporal = tuple(self.conv.shape), tuple(self.temporal.shape)
+        return f"StateBackup(conv {conv}, temporal {temporal}, checksum={self.checksum!r})"
 
     def _sum(self) -> str:
         parts = (self.conv, self.temporal)
@@ -208,4 +213,19 @@ class KvBackup:
             f"KvBackup(layout={self.layout}, rank={self.rank}, space={self.space!r}, "
             f"row_format={self.row_format!r}, start={self.start}, positions={self.positions}, "
             f"checksum={'in flight' if known is None else known!r}, page_size={self.page_size})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Where it is, and what it holds, for a notebook cell. Never waits and never raises."""
+        return backup_html(
+            self.layout,
+            self.rank,
+            self.space,
+            self.row_format,
+            (self.start, self.positions),
+            self.source,
+            self.kv,
+            backup_state(self._spent, self._flights),
+            self._flights[0].checksum if self._flights else None,
+            self.state is not None,
         )

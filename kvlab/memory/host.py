@@ -138,6 +138,14 @@ class HostArena:
             broken.append(f"the arena holds {total} bytes, bound {self.capacity_bytes}")
         return broken
 
+    def __repr__(self) -> str:
+        lent, idle = tuple(self._lent.values()), tuple(self._idle)  # another thread may lend
+        bound = "no bound" if self.capacity_bytes is None else f"bound {self.capacity_bytes:,}"
+        return (
+            f"HostArena({sum(b.numel() for b in lent):,} bytes lent in {len(lent)} blocks, "
+            f"{sum(b.numel() for b in idle):,} idle, {bound}{', pinned' if self.pinned else ''})"
+        )
+
     def _drop_idle(self, room: int) -> None:
         """Drop idle blocks, the oldest first, until the others fit ``room`` bytes."""
         dropped = False

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import PhysicalRows, WidenedSlots
+from kvlab.index.reprs import block
 from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.backup import KvBackup
 from kvlab.memory.mla_pool import MLATokenToKVPool
@@ -72,6 +73,13 @@ class HybridLinearKVPool:
     def audit(self) -> list[str]:
         """The broken laws of both pools."""
         return [*self.full.audit(), *self.state.audit()]
+
+    def __repr__(self) -> str:
+        return f"HybridLinearKVPool({self.full!r}, {self.state!r}, layers {list(self._dense)})"
+
+    def _repr_html_(self) -> str:
+        """Both pools, for a notebook cell; reads no row and no state."""
+        return block(self.full._repr_html_(), self.state._repr_html_())
 
     def _dense_id(self, layer: int) -> int:
         if layer not in self._dense:

@@ -25,6 +25,7 @@ from kvlab.memory.flagged import FlaggedWrites, stored_parts
 from kvlab.memory.host import HostArena, default_arena
 from kvlab.memory.lanes import Lane, default_lane
 from kvlab.memory.plans import pack_rows, require_own_rows, whole_rows, write_plan
+from kvlab.memory.shown import pool_html
 from kvlab.ranks import require_rank_here
 
 
@@ -228,6 +229,16 @@ class MLATokenToKVPool(HostCopies):
             f"{self.layers} layers x {self.rows_per_rank} rows x {self.buffer.shape[2]} "
             f"{self.dtype}, {mib:.1f} MiB on {self.device})"
         )
+
+    def _repr_html_(self) -> str:
+        """Sizes and spaces, for a notebook cell; reads no row and waits for nothing."""
+        told = [
+            ("a row", self.row_format),
+            ("ids it is given", f"{self.write_loc_dcp_span} times as many as rows"),
+            ("host", f"{self.host!r}, by {type(self.lane).__name__}"),
+        ]
+        place = (self.layout, self.rank, self.space, self.rows_per_rank, self.row_layout.page_size)
+        return pool_html(type(self).__name__, *place, self.buffer, told)
 
     def _write_plan(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """(elements, rows) that this rank stores of in-bounds ids."""

@@ -12,6 +12,7 @@ from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int
 from kvlab.index.spaces import as_ids, require_within
+from kvlab.memory.shown import table_html
 
 
 class ReqToTokenPool:
@@ -114,6 +115,17 @@ class ReqToTokenPool:
         if len(torch.unique(written)) != len(written):
             broken.append("a slot stands at two positions of the table")
         return broken
+
+    def __repr__(self) -> str:
+        kind = str(self.req_to_token.dtype).removeprefix("torch.")
+        return (
+            f"ReqToTokenPool({len(self._lens)} of {self.size} rows in use, at most "
+            f"{self.max_context} positions each, {kind})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The rows in use and how long they are, for a notebook cell; reads no slot."""
+        return table_html(self.size, self.max_context, self.req_to_token, self._lens)
 
     def _used(self, req: int) -> tuple[int, int]:
         """(req, positions written) of a row in use. True would pass for 1 and index otherwise."""

@@ -15,6 +15,7 @@ import torch
 from kvlab.errors import BackupError, PoolError
 from kvlab.index.layout import require_index, require_int
 from kvlab.memory.backup import StateBackup
+from kvlab.memory.shown import state_html
 
 
 class StatePool:
@@ -119,3 +120,15 @@ class StatePool:
         if bool(self.conv[:, 0].any()) or bool(self.temporal[:, 0].any()):
             broken.append("the reserved state slot 0 was written")
         return broken
+
+    def __repr__(self) -> str:
+        kind = str(self.conv.dtype).removeprefix("torch.")
+        return (
+            f"StatePool({len(self._used)} of {self.slots} state slots in use, {self.layers} layers,"
+            f" conv {tuple(self.conv.shape[2:])}, temporal {tuple(self.temporal.shape[2:])}, "
+            f"{kind} on {self.conv.device})"
+        )
+
+    def _repr_html_(self) -> str:
+        """Sizes and how many slots are in use, for a notebook cell; reads no state."""
+        return state_html(self.slots, sorted(self._used), self.conv, self.temporal)
