@@ -1,6 +1,9 @@
-"""What every test runs under: how hypothesis draws, which tests get a rerun, who needs a GPU."""
+"""What every test runs under: how hypothesis draws, which tests get a rerun, who needs a GPU or a
+browser."""
 
+import importlib.util
 import os
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,9 +24,12 @@ settings.load_profile(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give notebook tests their one rerun, and GPU tests the reason why they are skipped."""
+    """Give tests of kernels their one rerun, and others the reason why they are skipped."""
     for item in items:
-        if item.get_closest_marker("notebook"):
+        browser = item.get_closest_marker("browser") is not None
+        if browser and (lacking := _lacks_browser()):
+            item.add_marker(pytest.mark.skip(reason=lacking))
+        if browser or item.get_closest_marker("notebook"):
             # A kernel can miss a message and wait out its time; see the marker's text.
             item.add_marker(pytest.mark.flaky(reruns=1))
         if item.get_closest_marker("gpu") and not _has_cuda():
@@ -34,3 +40,12 @@ def _has_cuda() -> bool:
     import torch  # here, because most runs have no test that asks
 
     return torch.cuda.is_available()
+
+
+def _lacks_browser() -> str | None:
+    """What is missing for tests in a real browser, and how to get it; None if all is there."""
+    if shutil.which("chromium") is None:
+        return "no chromium is on the PATH: apt-get install chromium (Debian), then run again"
+    if importlib.util.find_spec("playwright") is None:
+        return "playwright is not installed: pip install -e '.[dev]'"
+    return None
