@@ -25,6 +25,13 @@ class EventNode:
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
 
+    def __repr__(self) -> str:
+        return f"EventNode({self.config!r})"
+
+    def _repr_html_(self) -> str:
+        """The rules it follows, for a notebook cell."""
+        return self.config._repr_html_()
+
     def run(
         self,
         workload: Workload | Sequence[Request],

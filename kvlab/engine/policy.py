@@ -16,9 +16,10 @@ Source: SGLang ``ScheduleBatch.check_decode_mem``, ``retract_decode``, and
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
+from kvlab.engine.shown import config_html
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 
@@ -28,7 +29,7 @@ Admission = Literal["reserved", "new_token_ratio"]
 LAST_STEP = 2**53  # above it a float does not hold every whole number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class NodeConfig:
     """A decode node: its pool and the rules it follows. Units: tokens, unless named otherwise.
 
@@ -133,6 +134,22 @@ class NodeConfig:
                 f"{self.step_time_s!r}; count seconds from the first arrival, or take longer steps"
             )
         return -int(before)
+
+    def _rules(self) -> list[tuple[str, object, bool]]:
+        """(name, value, whether it is the default) of each field."""
+        return [
+            (f.name, value, value == f.default)
+            for f in fields(self)
+            for value in [getattr(self, f.name)]
+        ]
+
+    def __repr__(self) -> str:
+        given = [f"{name}={value!r}" for name, value, default in self._rules() if not default]
+        return f"NodeConfig({', '.join(given)})"  # the defaults left out
+
+    def _repr_html_(self) -> str:
+        """Every rule and its value, for a notebook cell."""
+        return config_html(self._rules())
 
 
 _OPTIONAL = {

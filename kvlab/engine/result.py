@@ -9,6 +9,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from kvlab.engine.shown import result_html
+
 EventKind = Literal["arrive", "admit", "retract", "resume", "finish", "abort"]
 
 
@@ -62,7 +64,7 @@ class Counters:
     peak_host_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
     """Counters, outcomes by rid, and (when recorded) the events in order."""
 
@@ -81,6 +83,18 @@ class RunResult:
     def as_dict(self) -> dict[str, int]:
         """The counters as a flat mapping, for a table row."""
         return asdict(self.counters)
+
+    def __repr__(self) -> str:
+        c = self.counters
+        return (
+            f"RunResult({c.requests} requests, {c.finished} finished, {c.aborted} aborted; "
+            f"{c.retracted_requests} retractions, {c.resumed_requests} resumed; last step "
+            f"{c.last_step}; {len(self.events)} events)"
+        )
+
+    def _repr_html_(self) -> str:
+        """Counters and the requests that were retracted most, for a notebook cell."""
+        return result_html(self.as_dict(), self.outcomes, self.events)
 
 
 ABORT_TOO_LARGE = "cannot fit with its reserve even alone in an empty pool"

@@ -55,6 +55,14 @@ class StepNode:
         self._forced_at = 0
         self._spent = False
 
+    def __repr__(self) -> str:
+        queues = f"{len(self.waiting)} waiting, {len(self.retracted)} retracted"
+        return f"StepNode(step {self.step}, {self.forwards} forwards, {queues}, {self.config!r})"
+
+    def _repr_html_(self) -> str:
+        """The rules it follows, for a notebook cell."""
+        return self.config._repr_html_()
+
     def run(
         self,
         workload: Workload | Sequence[Request],

@@ -23,9 +23,9 @@ from torch import Tensor
 MOST_READ = 64
 FIRST, LAST = 12, 4  # columns of a strip before and after what is left out
 GAP = "..."
-OWNER_FILLS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+FILLS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
 ALPHA = "55"  # a third: text of the page keeps its contrast on every fill
-HATCH = "background:repeating-linear-gradient(45deg,#8888 0 2px,#0000 2px 6px)"
+HATCH = "background:repeating-linear-gradient(45deg,#8886 0 1px,#0000 1px 6px)"
 _CELL = "padding:1px 6px"
 _LEFT = f"{_CELL};text-align:left"
 _PAGE = "border-left:2px solid"
@@ -34,11 +34,11 @@ _TABLE = "border-collapse:collapse;color:inherit;margin:2px 0 6px"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of a strip: its text; ``owner`` colours it, ``hatched`` is the padding page, and
-    ``edge`` draws the border of a page (or of a run) on its left."""
+    """One cell of a strip: its text; ``color``: number of its colour, for an owner its rank;
+    ``hatched``: of the padding page; ``edge``: a page (or a run) begins at its left."""
 
     text: object
-    owner: int | None = None
+    color: int | None = None
     hatched: bool = False
     edge: bool = False
 
@@ -139,8 +139,17 @@ def span(begin: int, end: int) -> str:
     ('4 .. 7', '4', 'none')
     """
     if end - begin < 2:
-        return "none" if end <= begin else f"{begin}"
+        return "none" if end <= begin else str(begin)
     return f"{begin} .. {end - 1}"
+
+
+def many(count: int, name: str) -> str:
+    """A count with its noun.
+
+    >>> many(1, "page"), many(2000, "page")
+    ('1 page', '2,000 pages')
+    """
+    return f"{count:,} {name}{'' if count == 1 else 's'}"
 
 
 def size(nbytes: int) -> str:
@@ -155,13 +164,14 @@ def size(nbytes: int) -> str:
     return f"{nbytes:,} bytes"
 
 
-def fill(owner: int) -> str:
-    """The colour of an owner, two thirds transparent. There are six: the number tells apart."""
-    return OWNER_FILLS[owner % len(OWNER_FILLS)] + ALPHA
+def fill(color: int) -> str:
+    """A colour, two thirds transparent. There are six: what is written in a cell tells it apart."""
+    return FILLS[color % len(FILLS)] + ALPHA
 
 
 def _caption(text: str) -> str:
-    return f'<caption style="text-align:left;font-weight:bold">{escape(text)}</caption>'
+    style = "text-align:left;font-weight:bold;white-space:nowrap"
+    return f'<caption style="{style}">{escape(text)}</caption>'
 
 
 def _head(name: str) -> str:
@@ -170,8 +180,8 @@ def _head(name: str) -> str:
 
 def _cell(cell: Cell, tag: str, scope: str = "") -> str:
     parts = [_CELL]
-    if cell.owner is not None:
-        parts.append(f"background:{fill(cell.owner)}")
+    if cell.color is not None:
+        parts.append(f"background:{fill(cell.color)}")
     if cell.hatched:
         parts.append(HATCH)
     if cell.edge:

@@ -12,7 +12,19 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kvlab.index.reprs import GAP, Cell, Column, block, columns, cut, facts, length, span, strip
+from kvlab.index.reprs import (
+    GAP,
+    Cell,
+    Column,
+    block,
+    columns,
+    cut,
+    facts,
+    length,
+    many,
+    span,
+    strip,
+)
 
 _NO_VALUES = "on the device, or without values: not read"
 
@@ -47,8 +59,9 @@ class Spaces(Protocol):
 
 def layout_name(lay: Spaces) -> str:
     """The four numbers of a layout, in words."""
-    turn = "" if lay.interleave == 1 else f", {lay.interleave} slots in turn"
-    return f"{lay.dcp_size} ranks, pages of {lay.page_size} rows, {lay.num_pages} pages{turn}"
+    turn = "" if lay.interleave == 1 else f", {lay.interleave:,} slots in turn"
+    ranks, pages = many(lay.dcp_size, "rank"), many(lay.num_pages, "page")
+    return f"{ranks}, {pages} of {many(lay.page_size, 'row')}{turn}"
 
 
 def layout_html(lay: Spaces) -> str:
@@ -66,7 +79,7 @@ def layout_html(lay: Spaces) -> str:
     sizes = [("slots", wide), ("rows of each rank", page)]
     both = pages_strip("Both ranges", lay.num_pages, sizes)
     shown = [None if i is None else lay.first_slot + i for i in cut(wide)]
-    return block(told, both, _owners(lay, shown, f"Owners of page 1 ({wide:,} slots)"))
+    return block(told, both, _owners(lay, shown, f"Owners of page 1 ({many(wide, 'slot')})"))
 
 
 def pages_strip(caption: str, num_pages: int, sizes: Sequence[tuple[str, int]]) -> str:
@@ -149,7 +162,7 @@ def rows_html(
             continue
         page = column.value // lay.page_size
         heads.append(Cell(start + place.value, edge=page != before))
-        cells.append(Cell(column.value, owner=rank, edge=page != before))
+        cells.append(Cell(column.value, color=rank, edge=page != before))
         pages.append(Cell(page, hatched=page == 0, edge=page != before))
         before = page
     owned = f"r{rank} row"
@@ -167,7 +180,7 @@ def _owners(lay: Spaces, slots: list[int | None], caption: str) -> str:
             continue
         owner = lay.owner(slot)
         heads.append(Cell(slot))
-        owners.append(Cell(owner, owner=owner))
+        owners.append(Cell(owner, color=owner))
         rows.append(Cell(lay.row(slot)))
     return strip(caption, [("slot", heads), ("owner", owners), ("row", rows)])
 

@@ -234,7 +234,7 @@ class MLATokenToKVPool(HostCopies):
         """Sizes and spaces, for a notebook cell; reads no row and waits for nothing."""
         told = [
             ("a row", self.row_format),
-            ("ids it is given", f"{self.write_loc_dcp_span} times as many as rows"),
+            ("span of its ids", self.write_loc_dcp_span),
             ("host", f"{self.host!r}, by {type(self.lane).__name__}"),
         ]
         place = (self.layout, self.rank, self.space, self.rows_per_rank, self.row_layout.page_size)

@@ -10,7 +10,20 @@ import torch
 from torch import Tensor
 
 from kvlab.index import DcpLayout
-from kvlab.index.reprs import FIRST, GAP, LAST, Cell, block, cut, facts, peek, size, span, strip
+from kvlab.index.reprs import (
+    FIRST,
+    GAP,
+    LAST,
+    Cell,
+    block,
+    cut,
+    facts,
+    many,
+    peek,
+    size,
+    span,
+    strip,
+)
 from kvlab.index.shown import layout_name, pages_strip
 from kvlab.memory.flight import Flight
 from kvlab.memory.streams import Event
@@ -42,7 +55,7 @@ def pool_html(
     lines = [
         ("space", _SPACES.get(space, space)),
         ("layout", layout_name(layout)),
-        ("buffer", f"{layers} layers x {rows:,} rows x {elements} {dtype}"),
+        ("buffer", f"{many(layers, 'layer')} x {many(rows, 'row')} x {elements} {dtype}"),
         ("memory", f"{size(nbytes)} on {buffer.device}"),
         *told,
     ]
@@ -69,7 +82,7 @@ def allocator_html(
         state = is_free[begin]
         end = _run_end(is_free, begin)
         heads.append(Cell(span(begin, end), edge=True))
-        cells.append(Cell("free" if state else "out", owner=None if state else 0))
+        cells.append(Cell("free" if state else "out", color=None if state else 0))
         slots.append(Cell(span(begin * wide, end * wide)))
         begin = end
     if begin <= layout.num_pages:
@@ -131,9 +144,12 @@ def backup_html(
     layers, rows, elements = kv.shape
     told: list[tuple[str, object]] = [
         ("state", state),
-        ("rows of this rank", f"{rows:,} of {count:,} positions"),
+        ("rows of this rank", f"{rows:,} of {many(count, 'position')}"),
         ("positions of all ranks", span(start, start + count)),
-        ("copy", f"{layers} layers x {rows:,} rows x {elements}, {row_format}, {space}"),
+        (
+            "copy",
+            f"{many(layers, 'layer')} x {many(rows, 'row')} x {elements}, {row_format}, {space}",
+        ),
         ("memory", f"{size(kv.numel() * kv.element_size())} on the host"),
         ("checksum", "not known before wait()" if checksum is None else checksum),
         ("layout", layout_name(layout)),
@@ -151,7 +167,7 @@ def backup_html(
             cells.append(Cell(GAP))
             continue
         heads.append(Cell(start + at))
-        cells.append(Cell(held[at], owner=rank) if at in held else Cell("-"))
+        cells.append(Cell(held[at], color=rank) if at in held else Cell("-"))
     lines = [("position", heads), (f"row of r{rank}'s copy", cells)]
     return block(table, strip("Positions that it holds (-: on another rank)", lines))
 
