@@ -35,8 +35,9 @@ class StagedLane:
     Rows move on the one stream, contiguous pieces on the other. Device memory on top of staging,
     while copies are in flight: 8 bytes a row of each (its ids; 16 while it is queued), 8 bytes for
     each layer and block of 4096 rows (its sums), and a flag; an allocator rounds each of them up.
-    Copies may be queued from several threads, each backup waited for by one. One lane may serve several pools of one device; its copies then
-    take turns, and writes to one pool wait for the others' too. ``backend``: of ``kvlab.ops``.
+    One lane may serve several pools of one device; its copies then take turns, and writes to one
+    pool wait for the others' too. Copies may be queued from several threads, each backup waited for
+    by one. ``backend``: of ``kvlab.ops``.
 
     Errors: LayoutError for a staging size below 1; from ``require_pool`` BackupError for one below
     a row of the pool, PoolError for a pool on another device; of the hooks see ``streams.order``.
