@@ -196,8 +196,10 @@ class Panel:
         still["text/plain"] = repr(self)
         size["image/png"]["alt"] = f"{self._alt()}\n{self.text}".strip()
         if self._table is not None and self._picture is not None:
-            below = sentence_html(self.text) + table_html(self.table())
-            still["text/html"] = picture_html(picture, self._spots()) + below
+            rows = f"<details><summary>Table</summary>{table_html(self.table())}</details>"
+            still["text/html"] = (
+                picture_html(picture, self._spots()) + sentence_html(self.text) + rows
+            )
         return data | still, size
 
     def _alt(self) -> str:
