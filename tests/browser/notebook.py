@@ -125,6 +125,7 @@ class OpenNotebook:
         light = "false" if name == "dark" else "true"
         shown = f'body[data-jp-theme-light="{light}"]'
         self.page.wait_for_selector(shown, state="attached", timeout=SHOWN_MS)
+        self.page.wait_for_timeout(800)  # it fades in
 
     def shoot(self, name: str, most_px: int = 6000) -> None:
         """Keep a picture of the whole notebook in build/browser/."""

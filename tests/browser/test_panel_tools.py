@@ -66,14 +66,16 @@ def owner(notebook: OpenNotebook) -> tuple[Driven, Panel]:
     return driven, twin
 
 
-@pytest.mark.parametrize(("columns", "width"), [("one column", "single"), ("two columns", "double")])
+@pytest.mark.parametrize(
+    ("columns", "width"), [("one column", "single"), ("two columns", "double")]
+)
 def test_export_saves_what_is_on_the_screen(
     owner: tuple[Driven, Panel], lab: Lab, columns: str, width: str
 ) -> None:
     driven, twin = owner
     driven.handle("dcp_size").focus()
-    driven.page.keyboard.press("ArrowLeft")
-    driven.shows(twin.set(dcp_size=2))
+    driven.page.keyboard.press("ArrowRight")
+    driven.shows(twin.set(dcp_size=8))
     driven.root.locator("select").last.select_option(columns)
     driven.click("export")
     said = driven.root.locator("span[role]")
@@ -120,7 +122,6 @@ def test_the_words_of_a_panel_can_be_read_in_both_themes(
     driven.click("table")
     driven.root.locator("table").wait_for(timeout=SHOWN_MS)
     notebook.theme(theme)
-    notebook.page.wait_for_timeout(500)  # colours of buttons fade into the new theme
     try:
         keep(driven.root, f"panel_{theme}")
         for part in ("p", "label:visible", "button", "td", "th", "select", ".widget-readout"):
@@ -167,8 +168,11 @@ def test_every_control_stands_beside_its_name(notebook: OpenNotebook, name: str)
     twin = owner_explorer() if name == "owner-explorer" else merge_explorer()
     driven = Driven(notebook, name)
     for control in twin.values:
-        assert driven.control(control).inner_text().replace("\xa0", " ").startswith(
-            twin.control(control).description
+        assert (
+            driven.control(control)
+            .inner_text()
+            .replace("\xa0", " ")
+            .startswith(twin.control(control).description)
         )
     assert driven.root.locator("img").get_attribute("alt")
 

@@ -13,6 +13,7 @@ from kvlab.report.pages import describe
 from kvlab.report.reference import read_layers
 from kvlab.report.site import DARK, DOCUMENTS, LIGHT, navigation, root_of, style_sheet
 from kvlab.report.stamps import find_beside, find_notebooks, read_notebook
+from kvlab.viz.save import figure_registry
 
 from .site_checks import faults
 
@@ -26,7 +27,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_committed(folder: Path) -> Path:
-    """Write the site of what is committed to ``folder``."""
+    """Write the site of what is committed to ``folder``, with the figures that it has already."""
     paths = find_notebooks([ROOT / "notebooks"])
     chapters = []
     for path in paths:
@@ -34,7 +35,8 @@ def write_committed(folder: Path) -> Path:
         chapters.append(Chapter(describe(notebook, path.stem, 1.0), notebook, path.parent))
     documents = {d: p for d in DOCUMENTS if (p := find_beside(paths, d.file)) is not None}
     origin = collect_origin("kvlab report", None, {})
-    content = Content(tuple(chapters), documents, (), (), origin, 1.0, None, full_parser())
+    figures = figure_registry(folder / "figures")
+    content = Content(tuple(chapters), documents, figures, (), origin, 1.0, None, full_parser())
     write_site(folder, content)
     (folder / "manifest.json").write_text("{}")
     return folder
