@@ -78,8 +78,7 @@ def layout_html(lay: Spaces) -> str:
     )
     sizes = [("slots", wide), ("rows of each rank", page)]
     both = pages_strip("Both ranges", lay.num_pages, sizes)
-    shown = [None if i is None else lay.first_slot + i for i in cut(wide)]
-    return block(told, both, _owners(lay, shown, f"Owners of page 1 ({many(wide, 'slot')})"))
+    return block(told, both, _owners(lay))
 
 
 def pages_strip(caption: str, num_pages: int, sizes: Sequence[tuple[str, int]]) -> str:
@@ -170,19 +169,23 @@ def rows_html(
     return block(facts(title, told), strip(f"The rows ({length(ids)})", lines))
 
 
-def _owners(lay: Spaces, slots: list[int | None], caption: str) -> str:
+def _owners(lay: Spaces) -> str:
+    """Page 1, one column for the slots that a rank stores in turn."""
+    wide, turn = lay.widened_page_size, lay.interleave
     heads, owners, rows = [], [], []
-    for slot in slots:
-        if slot is None:
+    for at in cut(wide // turn):
+        if at is None:
             heads.append(Cell(GAP))
             owners.append(Cell(GAP))
             rows.append(Cell(GAP))
             continue
-        owner = lay.owner(slot)
-        heads.append(Cell(slot))
+        slot = lay.first_slot + at * turn
+        owner, row = lay.owner(slot), lay.row(slot)
+        heads.append(Cell(span(slot, slot + turn)))
         owners.append(Cell(owner, color=owner))
-        rows.append(Cell(lay.row(slot)))
-    return strip(caption, [("slot", heads), ("owner", owners), ("row", rows)])
+        rows.append(Cell(span(row, row + turn)))
+    lines = [("slot", heads), ("owner", owners), ("row", rows)]
+    return strip(f"Owners of page 1 ({many(wide, 'slot')})", lines)
 
 
 def _runs(shown: list[Column | None]) -> str:

@@ -50,10 +50,11 @@ def test_every_range_that_a_layout_shows_is_that_of_its_laws(lay: DcpLayout) -> 
         for name, size in (("slots", lay.widened_page_size), ("rows of each rank", lay.page_size)):
             assert span(column[name]) == range(page * size, (page + 1) * size)
     for column in owners.columns():
-        slot = int(column["slot"])
-        assert lay.first_slot <= slot < 2 * lay.widened_page_size
-        assert int(column["owner"]) == lay.owner(slot)
-        assert int(column["row"]) == lay.row(slot)
+        slots = span(column["slot"])
+        assert len(slots) == lay.interleave
+        for slot, row in zip(slots, span(column["row"]), strict=True):
+            assert lay.first_slot <= slot < 2 * lay.widened_page_size
+            assert (int(column["owner"]), row) == (lay.owner(slot), lay.row(slot))
 
 
 @given(layouts())
