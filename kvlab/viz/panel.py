@@ -84,13 +84,14 @@ class Panel:
         self._controls = {key: controls.control(key, spec) for key, spec in controls_.items()}
         self._picture: Picture | None = None
         self._figure: Figure | None = None
+        self._drawn: dict[str, object] = {}  # values of the picture, where the controls are refused
         self._quiet = False
         self.text = ""
         self._image, self._note = widgets.HTML(), widgets.HTML()
         self._tools = Tools(
             self.name,
             lambda width: self.export(width=width),
-            self.table if table is not None else None,
+            (lambda: table(**self._drawn)) if table is not None else None,
             takes_width(draw),
         )
         self.widget = self._build(steps)
@@ -184,7 +185,7 @@ class Panel:
     def __repr__(self) -> str:
         told = [self._alt(), self.text]
         if self._table is not None and self._picture is not None:
-            told.append(self.table().to_string(index=False, max_rows=TEXT_ROWS))
+            told.append(self._table(**self._drawn).to_string(index=False, max_rows=TEXT_ROWS))
         return "\n".join(told).strip()
 
     def _repr_mimebundle_(
@@ -196,7 +197,8 @@ class Panel:
         still["text/plain"] = repr(self)
         size["image/png"]["alt"] = f"{self._alt()}\n{self.text}".strip()
         if self._table is not None and self._picture is not None:
-            rows = f"<details><summary>Table</summary>{table_html(self.table())}</details>"
+            table = table_html(self._table(**self._drawn))
+            rows = f"<details><summary>Table</summary>{table}</details>"
             still["text/html"] = (
                 picture_html(picture, self._spots()) + sentence_html(self.text) + rows
             )
@@ -214,7 +216,7 @@ class Panel:
         return replace(self._picture, png=small(self._figure, SCREEN_DPI[0]).png)
 
     def _spots(self) -> list[Spot]:
-        return [] if self._hover is None else list(self._hover(**self.values))
+        return [] if self._hover is None else list(self._hover(**self._drawn))
 
     def _build(self, steps: str | None) -> widgets.VBox:
         """The controls, ``steps`` with its buttons, above picture, sentence and tools."""
@@ -270,6 +272,7 @@ class Panel:
             self.text = f"Not drawn: {error}"
             self._note.value = sentence_html("", str(error))
             return
+        self._drawn = self.values
         alt = show_words(fig, self.text)
         size = [round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches()]
         self._figure = fig

@@ -390,3 +390,17 @@ def test_the_twin_of_an_export_keeps_its_axes_above_the_caption() -> None:
     fig.draw_without_rendering()
     tops = [t.get_window_extent().y1 / fig.dpi for t in fig.texts if t.get_text() != "A title"]
     assert max(tops) <= low + 0.01
+
+
+def test_refused_values_leave_the_table_of_the_picture_that_stays() -> None:
+    def table(start: int) -> pd.DataFrame:
+        if start == 7:
+            raise LayoutError("start must be at most 6")
+        return pd.DataFrame({"start": [start]})
+
+    panel = Panel(draw, table=table, start=range(0, 9)).set(start=6)
+    panel.set(start=7)
+    told = panel._repr_mimebundle_()[0]
+    assert "start must be at most 6" in str(told["text/plain"])
+    assert "<td>6</td>" in str(told["text/html"])
+    assert repr(panel).endswith("6")
