@@ -47,6 +47,7 @@ lab: setup  ## JupyterLab with the notebooks, on this machine only
 	@$(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
 		--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb \
 		$(if $(filter 0,$(shell id -u)),--allow-root) \
+		--LabApp.app_settings_dir='$(CURDIR)/scripts/lab' \
 		--LabApp.news_url= --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(ARGS)
 
 bench: setup  ## ratios and shares of a copy, into data/runs too; ARGS=--quick only prints

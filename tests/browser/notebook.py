@@ -135,7 +135,7 @@ class OpenNotebook:
             " all.scrollTop = 0; return all.scrollHeight }"
         )
         size = self.page.viewport_size or {"width": 1280, "height": 900}
-        self.page.set_viewport_size({**size, "height": min(most_px, tall + 140)})  # type: ignore[typeddict-item]
+        self.page.set_viewport_size({**size, "height": min(most_px, tall + 140)})
         self.page.wait_for_timeout(300)
         self.page.screenshot(path=SHOTS / f"{name}.png")
         self.page.set_viewport_size(size)

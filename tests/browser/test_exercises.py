@@ -7,7 +7,6 @@ import pytest
 from kvlab.teach import exercise
 
 from .conftest import Open
-from .driven import Driven
 from .lab import Lab
 from .notebook import SHOWN_MS, keep
 

@@ -95,7 +95,7 @@ def test_the_slot_under_the_cursor_is_told_as_the_layout_has_it(fresh: Fresh) ->
 
 
 def test_hovering_a_cell_tells_its_slot(fresh: Fresh) -> None:
-    driven, twin = fresh("owner_explorer")
+    driven, _ = fresh("owner_explorer")
     study = OwnerStudy(DcpLayout(4, 4, NUM_PAGES), 27, 0, (3, 1))
     image = driven.root.locator("img")
     image.scroll_into_view_if_needed()
@@ -103,7 +103,7 @@ def test_hovering_a_cell_tells_its_slot(fresh: Fresh) -> None:
     assert at is not None
     for slot in (48, 17, 63):
         told = slot_facts(study, slot).sentence()
-        spots = [spot for spot in owner_hover(**twin.values) if spot.text == told]
+        spots = [spot for spot in owner_hover() if spot.text == told]
         assert len(spots) == 2, told  # among the slots, and among the rows
         for spot in spots:
             left, top, right, bottom = spot.pixels()

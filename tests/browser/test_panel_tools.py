@@ -1,4 +1,4 @@
-"""What stands around an explorer: export, table, themes, the way of the Tab key, its saved state."""
+"""What stands around an explorer: export, table, themes, the way of the Tab key, saved state."""
 
 from __future__ import annotations
 

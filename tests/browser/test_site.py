@@ -1,4 +1,4 @@
-"""The report's pages in Chromium: nothing is fetched, nothing is too wide, axe-core has no complaint.
+"""The report's pages in Chromium: nothing is fetched or too wide, axe-core has no complaint.
 
 The pages are those of the committed notebooks and texts, written without running a notebook; the
 gallery has the figures of two explorers.
