@@ -74,7 +74,7 @@ def test_every_pin_is_one_exact_release() -> None:
 
 
 # Where the name that is imported is not the name that is installed.
-INSTALLED_AS = {"PIL": "pillow"}
+INSTALLED_AS = {"PIL": "pillow", "axe_playwright_python": "axe-playwright-python"}
 
 
 def libraries_imported_below(folder: str) -> set[str]:
