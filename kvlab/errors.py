@@ -32,6 +32,10 @@ class BackupError(KvlabError):
     """A host copy does not fit the place it is to be restored to, or was consumed before."""
 
 
+class HostFullError(BackupError):
+    """The host has no room for a backup: nothing was taken, and the caller may do without one."""
+
+
 class WorkloadError(KvlabError):
     """A workload, or the file that holds one, breaks the rules of requests."""
 

@@ -42,8 +42,8 @@ class Cells(Protocol):
         never gets a slot here."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        """Copy a request's cells to the host, one backup a rank. Errors: BackupError when the host
-        has no room; then it holds nothing of the request, whose cells are as they were."""
+        """Copy a request's cells to the host, one backup a rank. Errors: HostFullError when the
+        host has no room; then it holds nothing of the request, whose cells are as they were."""
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
         """Write a request's backups into newly allocated slots."""

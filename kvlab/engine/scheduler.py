@@ -27,7 +27,7 @@ from kvlab.engine.result import (
 from kvlab.engine.step_gate import StepGate
 from kvlab.engine.tally import Tally
 from kvlab.engine.workload import Request, Workload
-from kvlab.errors import BackupError, PoolError, StudyError
+from kvlab.errors import HostFullError, PoolError, StudyError
 from kvlab.memory import KvBackup
 
 Progress = Callable[[int, int], None]
@@ -244,7 +244,7 @@ class StepNode:
             return None
         try:
             return self.cells.back_up(live.request.rid, self.books.slots(live))
-        except BackupError:
+        except HostFullError:
             return None
 
     def _forward(self, *, decay: bool) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvlab.errors import BackupError
+from kvlab.errors import HostFullError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
 from kvlab.memory.backup import KvBackup
 from kvlab.memory.fits import require_fits, require_same_rows
@@ -74,7 +74,7 @@ class HostCopies:
         the pool wait for its rows by themselves. Slots on the pool's device are then looked at when
         the copy lands, and must agree with their positions about the owner.
 
-        Errors: IndexSpaceError for ids of another space, BackupError when the host arena is full
+        Errors: IndexSpaceError for ids of another space, HostFullError when the host arena is full
         (nothing was taken); with ``wait=False`` IndexSpaceError for the values of ids only from
         ``backup.wait()``.
         """
@@ -87,7 +87,7 @@ class HostCopies:
         block = arena.take(size)
         if block is None:
             powers = " and powers of two" if arena.pinned else ""
-            raise BackupError(
+            raise HostFullError(
                 f"a backup must fit the host arena: {size} bytes for {rows.positions} positions of "
                 f"rank {self.rank}, in blocks of {arena.grain}{powers}; {arena.lent_bytes} of "
                 f"{arena.capacity_bytes} bytes are lent; restore or discard backups, or raise "

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kvlab.engine.cells import FingerprintCells
-from kvlab.errors import BackupError, PoolError
+from kvlab.errors import HostFullError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory.rows import scatter_rows
 
@@ -22,7 +22,7 @@ def written(host_bytes: int | None = None) -> FingerprintCells:
 def test_a_rank_that_cannot_back_up_gives_the_memory_of_the_others_back() -> None:
     cells = written()
     cells.pools[2].host.capacity_bytes = 0
-    with pytest.raises(BackupError, match="must fit the host arena"):
+    with pytest.raises(HostFullError, match="must fit the host arena"):
         cells.back_up(5, OLD)
     assert [pool.host.lent_bytes for pool in cells.pools] == [0, 0, 0, 0]
     cells.check(5, OLD)

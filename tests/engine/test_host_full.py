@@ -17,8 +17,9 @@ from kvlab.engine.policy import HostFull, NodeConfig
 from kvlab.engine.result import ABORT_HOST_FULL, Counters, RunResult
 from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
-from kvlab.index import DcpLayout, get_dcp_lens
-from kvlab.memory import DeferredLane, HostArena
+from kvlab.errors import BackupError
+from kvlab.index import DcpLayout, WidenedSlots, get_dcp_lens
+from kvlab.memory import DeferredLane, HostArena, KvBackup
 from tests.engine.reference_node import ReferenceNode, Req, reference
 
 Run = tuple[tuple[Request, ...], NodeConfig]
@@ -211,6 +212,21 @@ def test_one_rank_without_room_declines_for_all_and_the_others_give_theirs_back(
     assert count.recomputed_tokens > 0
     assert [pool.host.lent_bytes for pool in cells.pools] == [0, 0, 0, 0]
     assert node.books.audit() == cells.audit() == []
+
+
+def test_a_backup_that_fails_for_another_reason_is_no_declined_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = tuple(Request(i, 0.0, 16, 192) for i in range(4))
+    config = NodeConfig(DcpLayout(4, 4, 32), reserved_decode_tokens=16, host_full="recompute")
+    cells = FingerprintCells(config.layout)
+
+    def broken(rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        raise BackupError("the checksum is another one")
+
+    monkeypatch.setattr(cells, "back_up", broken)
+    with pytest.raises(BackupError, match="the checksum is another one"):
+        StepNode(config, cells).run(requests)
 
 
 # By hand ---------------------------------------------------------------------------------------

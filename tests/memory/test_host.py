@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.errors import BackupError, LayoutError
+from kvlab.errors import BackupError, HostFullError, LayoutError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import HostArena
 
@@ -216,5 +216,5 @@ def test_a_full_pinned_arena_says_in_which_sizes_it_lends(released: list[str]) -
     (pool, *_) = make_pools(DcpLayout(2, 2, 8))
     pool.host = HostArena(capacity_bytes=128, pinned=True, grain=64)
     text = r"144 bytes for 11 positions of rank 0, in blocks of 64 and powers of two; 0 of 128 byte"
-    with pytest.raises(BackupError, match=text):
+    with pytest.raises(HostFullError, match=text):
         pool.get_cpu_copy(WidenedSlots(torch.arange(4, 15)))

@@ -130,7 +130,7 @@ class ModelCells:
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         """Rows of all ranks and the state, as they are before the newest token runs.
 
-        Errors: BackupError when the host has no room. A request that is then released and written
+        Errors: HostFullError when the host has no room. A request that is then released and written
         again is prefilled over all its tokens, the newest too.
         """
         state = self._holding(rid).state
