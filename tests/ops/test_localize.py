@@ -144,3 +144,56 @@ def test_a_turn_longer_than_32_bits_is_localized(
     )
     assert rows.tolist() == [3 * interleave + i for i in range(5)]
     assert flag is None or flag.read() is None
+
+
+@given(
+    turn=turns,
+    start=st.integers(0, 200),
+    n=st.integers(0, 300),
+    broken=st.lists(st.tuples(st.integers(0, 299), st.integers(-5, 5)), max_size=2),
+    cut=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+)
+def test_a_checked_run_on_the_host_is_what_a_look_at_each_id_gives(
+    turn: tuple[int, int, int],
+    start: int,
+    n: int,
+    broken: list[tuple[int, int]],
+    cut: tuple[int, int],
+) -> None:
+    c, rank, interleave = turn
+    ids = run(turn, start, n).clone()
+    for at, by in broken:
+        if at < n:
+            ids[at] += by
+    listed = ids.tolist()
+    low, end = max(0, min(listed, default=0) + cut[0]), max(listed, default=0) + 2 - cut[1]
+    end = max(low, end)
+    flag = CheckFlag("cpu")
+    rows = localize_run(ids, c, rank, start, interleave, bounds=(low, end), flag=flag)
+    wrong = [
+        not low <= x < end or x // interleave % c != (start + i) // interleave % c
+        for i, x in enumerate(listed)
+    ]
+    assert flag.read() == (wrong.index(True) if True in wrong else None)
+    mine = run_elements(n, c, rank, start, interleave).tolist()
+    want = [
+        0 if wrong[i] else listed[i] // (c * interleave) * interleave + listed[i] % interleave
+        for i in mine
+    ]
+    assert rows.tolist() == want
+    assert not n or rows.data_ptr() != ids.data_ptr()
+
+
+def test_a_right_run_on_the_host_is_not_looked_for_its_first_bad_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def looked(flag: CheckFlag, bad: torch.Tensor) -> None:
+        raise AssertionError("the long look was taken")
+
+    monkeypatch.setattr(CheckFlag, "lower", looked)
+    for c, interleave in ((1, 1), (3, 1), (8, 1), (4, 16)):
+        ids = torch.arange(c * interleave, 5 * c * interleave)
+        flag = CheckFlag("cpu")
+        localize_run(ids, c, 0, 0, interleave, bounds=(1, 10_000), flag=flag, backend="torch")
+        with pytest.raises(AssertionError, match="long look"):
+            localize_run(ids, c, 0, 0, interleave, bounds=(1, len(ids)), flag=flag, backend="torch")
