@@ -2,6 +2,7 @@
 
 import colorsys
 from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -217,6 +218,25 @@ def test_values_under_a_transform_of_torch_are_not_asked_for() -> None:
 
     torch.vmap(look)(torch.arange(6).reshape(2, 3))
     assert seen == ["3 ids on cpu"]
+
+
+class Watched(torch.Tensor):
+    """A tensor that notes what is asked of it, as one on a device would have to answer."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
+
+
+def test_of_a_tensor_of_another_kind_only_shape_type_and_place_are_asked() -> None:
+    slots = WidenedSlots(torch.arange(4, 8).as_subclass(Watched))
+    Watched.seen.clear()
+    assert repr(slots) == "WidenedSlots(4 ids on cpu, start=0)"
+    read(slots._repr_html_())
+    assert set(Watched.seen) == {"__get__"}
 
 
 def test_at_most_64_values_are_ever_read() -> None:
