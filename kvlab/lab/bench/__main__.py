@@ -26,7 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             torch.set_num_threads(given.threads)
         place = open_place(given.device)
         out = given.csv
-        if out is None and given.record and not given.quick and not given.only:
+        part_of_file = bool(given.only) and not given.join
+        if out is None and given.record and not given.quick and not part_of_file:
             out = record_path(place)
         where = conditions(given.repeat, place)
         found = run_bench(
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             print(as_text(found.rows, where, found.left_out))
         if out is not None:
-            write_frame(as_frame(found.rows, where), out, keep=given.keep)
+            write_frame(as_frame(found.rows, where), out, keep=given.keep, join=given.join)
             _tell(f"written: {out.name}")
     except KvlabError as error:
         print(f"kvlab bench: {error}", file=sys.stderr)
@@ -80,12 +81,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--record",
         action="store_true",
-        help="write data/runs/bench-<device>.csv, unless --quick or --only makes less of it",
+        help="write data/runs/bench-<device>.csv, unless --quick, or --only without --join, makes "
+        "less of it",
     )
     parser.add_argument(
         "--keep",
         action="store_true",
         help="keep the lines that the file has of another number of threads",
+    )
+    parser.add_argument(
+        "--join",
+        action="store_true",
+        help="keep the lines that the file has of other parts: with --only, a run in pieces",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser

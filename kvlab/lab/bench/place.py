@@ -1,9 +1,9 @@
 """Where a benchmark runs: device, how to wait for it, its caches, its memory, its backends.
 
-A CPU call has done its work when it returns. A CUDA call has only queued it, so the clock waits for
-the stream before it starts and before it stops. Worked example: a cache of 32 MiB and inputs that
-touch 9 MiB each; eight of them are gone through in turn (``sets``), 72 MiB, so that each has left
-the cache before its next turn.
+A CPU call has done its work when it returns. A CUDA call has only queued it, on its own stream or
+on those beside it, so the clock waits for the device before it starts and before it stops. Worked
+example: a cache of 32 MiB and inputs that touch 9 MiB each; eight of them are gone through in turn
+(``sets``), 72 MiB, so that each has left the cache before its next turn.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ class Place:
 
     Args:
         device: "cpu", or a CUDA device with its number.
-        wait: returns when the current stream of the device has done what was queued on it.
+        wait: returns when the device has done what was queued on any of its streams.
         backends: of the ops, in the order they are timed; the first is there everywhere.
         cache_bytes: the last-level cache of the device.
         host_bytes: memory of the machine that this process may have.
@@ -106,7 +106,7 @@ def open_place(device: str = "cpu") -> Place:
     twins: tuple[Backend, ...] = ("triton",) if status().backend_for("cuda") == "triton" else ()
     return Place(
         place,
-        lambda: torch.cuda.current_stream(place).synchronize(),
+        lambda: torch.cuda.synchronize(place),
         ("torch", *twins),
         properties.L2_cache_size,
         machine_bytes(),

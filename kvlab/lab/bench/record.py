@@ -1,8 +1,9 @@
 """The file of a benchmark: where it lies, and how it is written whole or not at all.
 
 ``data/runs/bench-<device>.csv`` holds one run; with ``keep`` also the lines of runs with other
-numbers of threads. Worked example: a file of two threads, and a run of one thread with ``keep``:
-both are in it; without, one thread alone.
+numbers of threads, with ``join`` also those of other parts. Worked example: a file of two threads,
+and a run of one thread with ``keep``: both are in it; without, one thread alone. A machine that is
+lent for minutes measures part by part: ``--only merge --join``, then ``--only copy --join``.
 """
 
 import argparse
@@ -38,13 +39,14 @@ def place_of_file(text: str) -> Path:
     return path
 
 
-def write_frame(frame: pd.DataFrame, out: Path, *, keep: bool = False) -> None:
-    """Write the rows; ``keep`` has the lines of other numbers of threads stay, as they are.
+def write_frame(frame: pd.DataFrame, out: Path, *, keep: bool = False, join: bool = False) -> None:
+    """Write the rows; ``keep`` has the lines of other numbers of threads stay as they are, ``join``
+    those of other parts.
 
     Errors: StudyError for a file that cannot be made, or that holds other columns when kept.
     """
     text = frame.to_csv(index=False, lineterminator="\n")
-    if keep and out.is_file():
+    if (keep or join) and out.is_file():
         before = pd.read_csv(out, dtype=str, keep_default_na=False)
         if before.columns.tolist() != frame.columns.tolist():
             raise StudyError(
@@ -52,7 +54,12 @@ def write_frame(frame: pd.DataFrame, out: Path, *, keep: bool = False) -> None:
                 f"{len(before.columns)} columns, a run has {len(frame.columns)}, and not the same "
                 f"names in the same order; write to another file with --csv"
             )
-        others = before[~before.threads.isin(frame.threads.astype(str))]
+        stay = before.threads.ne(before.threads)  # none
+        if keep:
+            stay |= ~before.threads.isin(frame.threads.astype(str))
+        if join:
+            stay |= ~before.part.isin(frame.part)
+        others = before[stay]
         text += others.to_csv(index=False, header=False, lineterminator="\n")
     part = out.with_name(f".{out.name}-{os.getpid()}.part")
     try:

@@ -39,3 +39,9 @@ def test_the_clock_waits_for_what_a_call_queued_on_a_gpu() -> None:
         big = big * 1.0001
     place.wait()
     assert stream.query()
+    beside = torch.cuda.Stream(place.device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(beside):
+        for _ in range(50):
+            big = big * 1.0001
+    place.wait()
+    assert beside.query()

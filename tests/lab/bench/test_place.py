@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from kvlab.errors import StudyError
+from kvlab.lab.bench import place as place_module
 from kvlab.lab.bench.place import (
     cpu_cache_bytes,
     device_slug,
@@ -26,6 +28,25 @@ def test_a_cpu_is_waited_for_by_doing_nothing_and_has_torch_alone() -> None:
     assert (place.on_cpu, place.backends, place.backend) == (True, ("torch",), "torch")
     assert place.cache_bytes > 0
     assert device_slug(place) == "cpu"
+
+
+def test_a_gpu_is_waited_for_with_all_its_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    facts = SimpleNamespace(L2_cache_size=50 * 2**20, total_memory=140 * 2**30)
+    for name, answer in (
+        ("is_available", lambda: True),
+        ("device_count", lambda: 2),
+        ("set_device", lambda _: None),
+        ("get_device_properties", lambda _: facts),
+        ("synchronize", waited.append),
+    ):
+        monkeypatch.setattr(torch.cuda, name, answer)
+    told = SimpleNamespace(backend_for=lambda _: "torch")
+    monkeypatch.setattr(place_module, "status", lambda: told)
+    place = open_place("cuda:1")
+    place.wait()
+    assert waited == [torch.device("cuda", 1)]
+    assert (place.on_cpu, place.cache_bytes) == (False, 50 * 2**20)
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:", "cuda:x", "cpu:0", ""])

@@ -152,6 +152,23 @@ def test_keep_joins_the_runs_of_two_numbers_of_threads_and_replaces_those_of_one
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_a_run_in_pieces_is_one_file_with_each_part_once(checkout: Path) -> None:
+    out = checkout / "bench-cpu.csv"
+    for part in ("merge", "localize", "merge"):
+        assert main(["--record", "--join", "--threads", "1", "--only", part]) == 0
+    joined = pd.read_csv(out, dtype=str, keep_default_na=False)
+    assert joined.part.unique().tolist() == ["merge", "localize"]
+    assert not joined.duplicated(["part", "case", "ours", "baseline"]).any()
+    before = joined[joined.part == "localize"].values.tolist()
+    # Other threads of the same part stay with --keep alone.
+    for arguments, threads in ((["--keep", "--join"], {"1", "2"}), (["--join"], {"2"})):
+        assert main(["--record", "--threads", "2", "--only", "merge", *arguments]) == 0
+        joined = pd.read_csv(out, dtype=str, keep_default_na=False)
+        assert set(joined[joined.part == "merge"].threads) == threads
+        assert joined[joined.part == "localize"].values.tolist() == before
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_lines_of_other_columns_are_not_kept_and_not_lost(
     checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
