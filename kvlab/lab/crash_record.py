@@ -7,12 +7,15 @@ once, with what they depend on, and every other machine shows them, labelled *re
     recorded_crash()                              the record, or None: nobody has made one
 
 CUDA prints a line for each thread that asserts, thousands of them. Kept are their number, the
-first and the last lines of the output, and no path of the machine:
+first and the last lines of the output, and no path, host or user of the machine:
 
     /a/b/kvlab/lab/crash_child.py, line 96    ->    crash_child.py, line 96
 """
 
+import getpass
 import json
+import re
+import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -92,7 +95,7 @@ def make_record(layout: DcpLayout, child: ChildResult, command: str = COMMAND) -
         )
     index = int(child.device.partition(":")[2] or 0)
     origin = collect_origin(command, None, {}, "cpu")  # the GPU is named here, the driver below
-    lines = tuple(without_paths(line) for line in child.output)
+    lines = tuple(scrubbed(line) for line in child.output)
     return CrashRecord(
         device=torch.cuda.get_device_name(index),
         driver=driver(),
@@ -105,7 +108,7 @@ def make_record(layout: DcpLayout, child: ChildResult, command: str = COMMAND) -
         page_size=layout.page_size,
         num_pages=layout.num_pages,
         exit_code=child.exit_code,
-        message=without_paths(child.message),
+        message=scrubbed(child.message),
         assert_lines=sum(_ASSERTS in line.lower() for line in lines),
         output=shortened(lines),
     )
@@ -116,6 +119,23 @@ def record_crash(layout: DcpLayout, place: Path, device: str = "cuda") -> CrashR
     record = make_record(layout, crash_in_child(layout, device))
     write_record(record, place)
     return record
+
+
+def scrubbed(line: str) -> str:
+    """``line`` with paths cut to their last part, and without the names of this host and user."""
+    line, host = without_paths(line), socket.gethostname()
+    names = {host: "HOST", host.split(".")[0]: "HOST", _user(): "USER"}
+    for name in sorted(names, key=len, reverse=True):
+        if len(name) > 2 and name not in ("localhost", "root"):
+            line = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", names[name], line)
+    return line
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a user id without a name, as in containers
+        return ""
 
 
 def shortened(lines: Sequence[str], first: int = FIRST, last: int = LAST) -> tuple[str, ...]:

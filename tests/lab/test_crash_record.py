@@ -3,7 +3,9 @@
 The child is made up: no GPU is needed, and nothing here is a figure of one.
 """
 
+import getpass
 import json
+import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -84,6 +86,24 @@ def test_no_path_of_the_machine_is_kept_and_the_words_of_the_assert_are() -> Non
     assert 'File "crash_child.py", line 96, in main' in made.output[-2]
     assert made.message.startswith("IndexKernel.cu:111: operator(): block: [0,0,0]")
     assert "Assertion `-sizes[i] <= index && index < sizes[i]` failed." in made.message
+
+
+@pytest.mark.usefixtures("gpu")
+def test_neither_host_nor_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7.lab.example")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+    line = "[W1130 node7.lab.example X.h:122] node7:12 ada@node7: assertion in adaptive cuda_ada"
+    made = make_record(LAYOUT, replace(CHILD, output=(line,), message=line))
+    want = "[W1130 HOST X.h:122] HOST:12 USER@HOST: assertion in adaptive cuda_ada"
+    assert (made.output, made.message) == ((want,), want)
+
+
+def test_a_user_without_a_name_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert crash_record.scrubbed("device-side assert in /a/b.cu") == "device-side assert in b.cu"
 
 
 @pytest.mark.usefixtures("gpu")
