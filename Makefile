@@ -39,9 +39,12 @@ report: setup  ## execute the notebooks, write build/report/ with every figure
 test: check  ## the checks, then the whole test suite on all cores
 	@$(PY) -m pytest -n logical --maxprocesses 8 --dist worksteal $(ARGS)
 
+# The files that have such tests and no others: the rest import what a GPU machine may lack.
 gpu: setup  ## the tests that need a CUDA device; KVLAB_PYTHON=PATH on a machine with its own torch
+	@$(PY) scripts/needs.py gpu
 	@$(PY) -c '$(CUDA_OR_SENTENCE)'
-	@env -u TRITON_INTERPRET $(PY) -m pytest -m gpu $(ARGS)
+	@env -u TRITON_INTERPRET $(PY) -m pytest -m gpu \
+		$$(grep -rl --include='*.py' 'mark\.gpu' tests) $(ARGS)
 
 lab: setup  ## JupyterLab with the notebooks, on this machine only
 	@$(PY) -m jupyterlab --ServerApp.root_dir=. --ServerApp.ip=127.0.0.1 \
@@ -51,6 +54,7 @@ lab: setup  ## JupyterLab with the notebooks, on this machine only
 		--LabApp.news_url= --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(ARGS)
 
 bench: setup  ## ratios and shares of a copy, into data/runs too; ARGS=--quick only prints
+	@$(PY) scripts/needs.py bench
 	@$(PY) -m kvlab.lab.bench --record $(ARGS)
 
 check: setup  ## ruff and mypy; changes nothing

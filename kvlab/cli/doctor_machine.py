@@ -59,7 +59,9 @@ def cpu() -> list[Check]:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
         memory = f", {pages * size / 2**30:.0f} GiB of memory"
     # Never Triton unless a caller names it; so a Triton that is broken does not break the core.
-    text = f"{cores} cores, {torch.get_num_threads()} torch threads{memory}; served by torch"
+    threads = torch.get_num_threads()
+    many = f"{threads} torch thread{'' if threads == 1 else 's'}"
+    text = f"{cores} cores, {many}{memory}; served by torch"
     return [Check("cpu", True, True, text)]
 
 

@@ -34,6 +34,8 @@ def rows(file: str) -> list[list[str]]:
 def schema(file: str) -> list[str]:
     """The first column of the table under the README's heading for this file."""
     section = README.split(f"\n## {file}\n")[1].split("\n## ")[0]
+    if same := re.search(r"^Columns: those of `([^`]+)`", section, re.MULTILINE):
+        return schema(same[1])
     return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
 
 

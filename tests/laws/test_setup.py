@@ -48,7 +48,13 @@ class Checkout:
         self.python.write_text(STAND_IN)
         self.python.chmod(0o755)
         (root / "scripts").mkdir()
-        for name in ("scripts/setup.sh", "Makefile", "pyproject.toml", "constraints.txt"):
+        for name in (
+            "scripts/setup.sh",
+            "scripts/needs.py",
+            "Makefile",
+            "pyproject.toml",
+            "constraints.txt",
+        ):
             shutil.copy(ROOT / name, root / name)
 
     def run(self, *command: str, **env: str) -> "subprocess.CompletedProcess[str]":
@@ -232,6 +238,40 @@ def test_make_gpu_without_a_gpu_fails_with_one_sentence_and_runs_no_test(
     assert len(said) == 1
     assert said[0].startswith("kvlab: make gpu needs a CUDA device and torch ")
     assert said[0].endswith("with KVLAB_PYTHON=PATH if that has a torch of its own")
+
+
+@pytest.mark.parametrize("target", ["gpu", "bench"])
+def test_an_interpreter_that_lacks_or_has_an_older_library_is_told_so_in_one_sentence(
+    checkout: Checkout, target: str
+) -> None:
+    told = (ROOT / "pyproject.toml").read_text().replace("pandas>=3.0", "pandas>=99.1")
+    (checkout.root / "pyproject.toml").write_text(told.replace('"pytest>=9.0"', '"pytest>=99"'))
+    failed = checkout.run("make", target, KVLAB_PYTHON=sys.executable)
+    assert failed.returncode != 0
+    assert failed.stdout == ""
+    (said,) = [line for line in failed.stderr.splitlines() if not line.startswith("make")]
+    assert said.startswith(f"kvlab: make {target} needs pandas>=99.1 (")
+    assert ("pytest>=99 (" in said) == (target == "gpu")
+    assert said.endswith("or without a network carry the wheels there as CONTRIBUTING.md says")
+
+
+def test_a_bare_interpreter_is_told_everything_that_it_lacks(checkout: Checkout) -> None:
+    bare = checkout.bin / "bare"
+    bare.write_text(f'#!/usr/bin/env bash\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    failed = checkout.run("make", "gpu", KVLAB_PYTHON=str(bare))
+    assert "needs torch>=" in failed.stderr
+    assert " and hypothesis>=" in failed.stderr
+    assert "Traceback" not in failed.stderr
+
+
+def test_the_program_without_a_library_is_a_sentence() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-S", "-m", "kvlab", "doctor"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: kvlab needs ")
+    assert ran.stderr.count("\n") == 1
 
 
 def test_make_alone_lists_the_targets(checkout: Checkout) -> None:
