@@ -24,16 +24,19 @@ settings.load_profile(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give tests of kernels their one rerun, and others the reason why they are skipped."""
+    """Give tests of kernels and browsers their one rerun, others the reason of their skip."""
     for item in items:
-        browser = item.get_closest_marker("browser") is not None
-        if browser and (lacking := _lacks_browser()):
-            item.add_marker(pytest.mark.skip(reason=lacking))
-        if browser or item.get_closest_marker("notebook"):
+        if item.get_closest_marker("browser") or item.get_closest_marker("notebook"):
             # A kernel can miss a message and wait out its time; see the marker's text.
             item.add_marker(pytest.mark.flaky(reruns=1))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and none is here"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip from one place, so that all tests of a browser are skipped with one sentence."""
+    if item.get_closest_marker("browser") and (lacking := _lacks_browser()):
+        pytest.skip(lacking)
 
 
 def _has_cuda() -> bool:

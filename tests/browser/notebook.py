@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 SHOTS = ROOT / "build" / "browser"
-OPEN_MS, TAKEN_MS, RUN_MS, SHOWN_MS = 60_000, 8_000, 150_000, 20_000
+OPEN_MS, TAKEN_MS, RUN_MS, SHOWN_MS = 60_000, 8_000, 200_000, 20_000
 CONNECTED = """() => {
   const notebook = window.jupyterapp?.shell?.currentWidget;
   const kernel = notebook?.sessionContext?.session?.kernel;
