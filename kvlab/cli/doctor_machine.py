@@ -22,6 +22,10 @@ LEAST_PYTHON = (3, 11)
 NO_GPU = (
     "nothing, the CPU does; for a GPU figure run `make gpu` and `make bench` on a machine with one"
 )
+UNHIDE = "unset CUDA_VISIBLE_DEVICES, or name devices that `nvidia-smi -L` lists"
+OLD_DRIVER = (
+    "see with `nvidia-smi` whether the driver is new enough for this CUDA and has a device"
+)
 OTHER_TORCH = "point KVLAB_PYTHON at a Python whose torch is built for {}, as in `make gpu`"
 
 
@@ -97,7 +101,11 @@ def _no_cuda() -> Check:
     if torch.version.cuda is not None:
         loaded = f"driver {version}" if version else "no NVIDIA driver is loaded"
         text = f"torch is built for CUDA {torch.version.cuda} and sees no device ({loaded})"
-        return Check("cuda", False, False, text, NO_GPU)
+        shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if version and shown is not None:
+            text += f"; CUDA_VISIBLE_DEVICES is {shown!r}"
+            return Check("cuda", False, False, text, UNHIDE)
+        return Check("cuda", False, False, text, OLD_DRIVER if version else NO_GPU)
     text = f"no CUDA device, and torch {torch.__version__} is built for the CPU"
     return Check("cuda", False, False, text, NO_GPU)
 

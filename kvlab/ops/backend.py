@@ -108,9 +108,14 @@ def _triton() -> tuple[str | None, str]:
     """(version, "") of Triton, or (None, why there is none)."""
     try:
         import triton
+
+        return str(triton.__version__), ""
     except ImportError as error:
         return None, f"triton cannot be imported ({error})"
-    return str(triton.__version__), ""
+    except (
+        Exception
+    ) as error:  # something under it is broken: torch serves all the same
+        return None, f"triton cannot be imported ({type(error).__name__}: {error})"
 
 
 def _one_device(tensors: tuple[Tensor, ...]) -> torch.device:

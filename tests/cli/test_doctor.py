@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -202,7 +203,7 @@ def test_kernels_that_are_interpreted_although_there_is_a_gpu_are_told(
         (None, None, "no CUDA device, and torch .* is built for the CPU", "nothing, the CPU does"),
         (None, "5.1", "driver 5.1 is loaded, but torch", "point KVLAB_PYTHON at"),
         ("12.8", None, r"built for CUDA 12.8 and sees no device \(no NVIDIA driver", "nothing, th"),
-        ("12.8", "5.1", r"sees no device \(driver 5.1\)", "nothing, the CPU does"),
+        ("12.8", "5.1", r"sees no device \(driver 5.1\)$", "see with `nvidia-smi` whether"),
     ],
 )
 def test_without_a_device_the_reason_is_told(
@@ -211,10 +212,57 @@ def test_without_a_device_the_reason_is_told(
     monkeypatch.setattr(gpu, "devices", lambda: ())
     monkeypatch.setattr(gpu, "driver", lambda: driver)
     monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (check,) = doctor_machine.cuda()
     assert pd.Series([check.found]).str.contains(sentence).all()
     assert check.do is not None
     assert check.do.startswith(do)
+
+
+@pytest.mark.parametrize("shown", ["x", "", "7"])
+def test_devices_that_the_environment_hides_are_told(
+    shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "devices", lambda: ())
+    monkeypatch.setattr(gpu, "driver", lambda: "5.1")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    (check,) = doctor_machine.cuda()
+    assert check.found.endswith(f"(driver 5.1); CUDA_VISIBLE_DEVICES is {shown!r}")
+    assert check.do == "unset CUDA_VISIBLE_DEVICES, or name devices that `nvidia-smi -L` lists"
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ('raise RuntimeError("boom")', "(RuntimeError: boom)"),
+        ('raise OSError("libcuda.so.1: no such file")', "(OSError: libcuda.so.1: no such file)"),
+        ('raise ImportError("undefined symbol")', "(undefined symbol)"),
+        ("", "(AttributeError: module 'triton' has no attribute '__version__')"),
+    ],
+)
+def test_a_triton_that_is_broken_in_any_way_leaves_torch_to_serve(
+    tmp_path: Path, says: str, reason: str
+) -> None:
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text(says)
+    ask = (
+        "import torch; from kvlab.ops.backend import choose, status; "
+        "from kvlab.cli.doctor_machine import triton; told = status(); "
+        "print(told.triton, told.backend_for('cuda'), choose(None, torch.ones(1)));"
+        "print(triton()[0].found)"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", ask],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    served, found = done.stdout.splitlines()
+    assert served == "None torch torch"
+    assert found == f"torch serves every op: triton cannot be imported {reason}"
 
 
 def test_without_triton_torch_serves(monkeypatch: pytest.MonkeyPatch) -> None:

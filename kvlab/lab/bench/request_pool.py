@@ -69,9 +69,15 @@ class RequestCase:
         return place.sets(self.request_bytes, least=1)
 
     def needs(self, place: Place) -> tuple[int, int]:
-        """(host, device) bytes: three blocks a request out there, the pool and one block here."""
+        """(host, device) bytes: three blocks a request out there, the pool and one block here.
+
+        Blocks of pinned memory are powers of two.
+        """
         held = self.requests(place) * self.request_bytes
-        return 3 * held, held + (0 if place.on_cpu else _BESIDE)
+        if place.on_cpu:
+            return 3 * held, held
+        block = 1 << (self.request_bytes - 1).bit_length()
+        return 3 * self.requests(place) * block, held + _BESIDE
 
 
 class RequestBench:

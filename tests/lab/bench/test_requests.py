@@ -102,6 +102,16 @@ def test_rows_of_a_case_hold_its_sizes_and_a_share_of_the_copy() -> None:
     assert rows[1].share_of_copy == rows[1].ratio.median
 
 
+def test_blocks_of_pinned_memory_are_counted_as_powers_of_two() -> None:
+    there = replace(HERE, device=torch.device("cuda", 0), device_bytes=2**40)
+    largest = requests.FULL[-4]
+    assert largest.requests(there) == 1
+    assert largest.request_bytes == 61 * 65_536 * 576 * 2  # 4.3 GiB
+    host, device = largest.needs(there)
+    assert (host, device) == (3 * 2**33, largest.request_bytes + 2**28)
+    assert largest.needs(HERE) == (3 * largest.request_bytes, largest.request_bytes)
+
+
 def test_the_grid_is_of_two_models_one_to_sixty_four_thousand_tokens_and_four_dcp_sizes() -> None:
     grid = {(case.layers, case.tokens // 2**10, case.dcp_size) for case in requests.FULL}
     assert len(grid) == len(requests.FULL) == 32
