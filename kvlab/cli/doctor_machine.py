@@ -23,9 +23,7 @@ NO_GPU = (
     "nothing, the CPU does; for a GPU figure run `make gpu` and `make bench` on a machine with one"
 )
 UNHIDE = "unset CUDA_VISIBLE_DEVICES, or name devices that `nvidia-smi -L` lists"
-OLD_DRIVER = (
-    "see with `nvidia-smi` whether the driver is new enough for this CUDA and has a device"
-)
+OLD_DRIVER = "see with `nvidia-smi` whether the driver is new enough for this CUDA and has a device"
 OTHER_TORCH = "point KVLAB_PYTHON at a Python whose torch is built for {}, as in `make gpu`"
 
 

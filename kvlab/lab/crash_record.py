@@ -159,14 +159,14 @@ def read_record(place: Path) -> CrashRecord:
     """The recording at ``place``.
 
     Errors: StudyError if it cannot be read, is no JSON object, lacks a field or has one too many,
-    has a value of another type, or holds no crash.
+    has a value of another type or one that no recording has, or holds no crash.
     """
     again = f"make it again with `{COMMAND}`"
     try:
         told: Any = json.loads(place.read_text(encoding="utf-8"))
     except OSError as error:
         raise StudyError(f"{place.name} cannot be read: {error.strerror}; {again}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StudyError(f"{place.name} holds a recording as JSON: {error}; {again}") from None
     wanted = {field.name: field.type for field in fields(CrashRecord)}
     given = set(told) if isinstance(told, dict) else set()
@@ -183,6 +183,17 @@ def read_record(place: Path) -> CrashRecord:
             )
     if told["exit_code"] == 0:
         raise StudyError(f"{place.name}: a recorded crash has an exit_code: got 0; {again}")
+    for name, rule, holds in (
+        ("device", "names a GPU", told["device"].strip()),
+        ("created", "is a day, YYYY-MM-DD", re.fullmatch(r"\d{4}-\d\d-\d\d", told["created"])),
+        ("dcp_size", "is at least 2: one rank cannot crash so", told["dcp_size"] >= 2),
+        ("page_size", "is at least 1", told["page_size"] >= 1),
+        ("num_pages", "is at least 1", told["num_pages"] >= 1),
+        ("assert_lines", "counts lines, at least 0", told["assert_lines"] >= 0),
+        ("output", "has the lines that were printed", told["output"]),
+    ):
+        if not holds:
+            raise StudyError(f"{place.name}: {name} {rule}: got {told[name]!r}; {again}")
     return CrashRecord(**{**told, "output": tuple(told["output"])})
 
 
@@ -206,7 +217,7 @@ def crash_words(child: ChildResult | None, record: CrashRecord | None) -> str:
         record: the recording, or None.
     """
     if child is not None and child.device.startswith("cuda"):
-        lines = tuple(without_paths(line) for line in child.output or child.tail)
+        lines = tuple(scrubbed(line) for line in child.output or child.tail)
         return _story(f"measured here, on {child.device}", child.exit_code, lines)
     if record is not None:
         return _story(f"recorded on {record.where()}", record.exit_code, record.output)

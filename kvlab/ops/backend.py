@@ -112,9 +112,7 @@ def _triton() -> tuple[str | None, str]:
         return str(triton.__version__), ""
     except ImportError as error:
         return None, f"triton cannot be imported ({error})"
-    except (
-        Exception
-    ) as error:  # something under it is broken: torch serves all the same
+    except Exception as error:  # something under it is broken: torch serves all the same
         return None, f"triton cannot be imported ({type(error).__name__}: {error})"
 
 

@@ -176,6 +176,14 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         (json.dumps(asdict(RECORD) | {"device": None}), "device is of type text: got None"),
         (json.dumps(asdict(RECORD) | {"driver": 5}), "driver is of type text or null: got 5"),
         (json.dumps(asdict(RECORD) | {"exit_code": 0}), "a recorded crash has an exit_code: got 0"),
+        ("[" * 100_000, "holds a recording as JSON: maximum recursion"),
+        (json.dumps(asdict(RECORD) | {"device": " "}), "device names a GPU: got ' '; make it"),
+        (json.dumps(asdict(RECORD) | {"created": "soon"}), "created is a day, .* got 'soon'"),
+        (json.dumps(asdict(RECORD) | {"dcp_size": 1}), "dcp_size is at least 2: .* got 1"),
+        (json.dumps(asdict(RECORD) | {"page_size": 0}), "page_size is at least 1: got 0"),
+        (json.dumps(asdict(RECORD) | {"num_pages": -4}), "num_pages is at least 1: got -4"),
+        (json.dumps(asdict(RECORD) | {"assert_lines": -1}), "assert_lines counts lines, at least"),
+        (json.dumps(asdict(RECORD) | {"output": []}), r"output has the lines .* got \[\]"),
     ],
 )
 def test_a_file_that_is_no_recording_is_refused_with_the_reason(
