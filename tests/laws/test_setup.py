@@ -5,6 +5,7 @@ and installs nothing; the one about the network uses the real one.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -272,6 +273,24 @@ def test_the_program_without_a_library_is_a_sentence() -> None:
     assert ran.returncode == 1
     assert ran.stderr.startswith("error: kvlab needs ")
     assert ran.stderr.count("\n") == 1
+
+
+def test_the_wheels_to_carry_are_those_that_make_gpu_asks_for() -> None:
+    recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (carried,) = re.findall(r'^NEEDED="(.*)"$', recipe, re.MULTILINE)
+    ask = (
+        "from needs import TARGETS, lacking; print(*(name for name, _ in lacking(TARGETS['gpu'])))"
+    )
+    bare = subprocess.run(
+        [sys.executable, "-S", "-c", ask],
+        env={"PYTHONPATH": str(ROOT / "scripts")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    torch, *others = bare.stdout.split()
+    assert torch.startswith("torch>=")
+    assert carried.split() == others
 
 
 def test_make_alone_lists_the_targets(checkout: Checkout) -> None:
