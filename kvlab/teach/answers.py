@@ -13,6 +13,8 @@ is no answer.
 
 import math
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from itertools import islice
 from typing import TypeAlias
 
@@ -20,28 +22,34 @@ import numpy as np
 import torch
 
 from kvlab.index import PhysicalRows, WidenedSlots
+from kvlab.teach.display import spelled
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
 #: Relative and absolute tolerance of floats: float32 arithmetic passes, a wrong rule does not.
 REL_TOL, ABS_TOL = 2e-5, 1e-6
-MOST_ELEMENTS = 100_000
+MOST_ELEMENTS, DEEPEST = 100_000, 8
 
 
 class NotPlain(TypeError):
     """An answer that is neither numbers, words, nor sequences of them."""
 
 
-def plain(value: object) -> Plain:
+def plain(value: object, depth: int = 0) -> Plain:
     """``value`` as bool, int, float, str, None or lists of these; tuples become lists.
 
     Tensors, arrays, ranges, iterators and kvlab's id wrappers become lists; a set becomes a sorted
-    list. Errors: NotPlain for anything else.
+    list; a fraction becomes an int where it is whole, else a float. ``depth``: lists around it.
+    Errors: NotPlain for anything else, and for what is too large or too deep for any answer.
     """
     if value is None or value is ...:
         return None
     if isinstance(value, WidenedSlots | PhysicalRows):
         return plain(value.ids)
+    if isinstance(value, torch.Tensor | np.ndarray):
+        count = math.prod(value.shape)
+        if count > MOST_ELEMENTS:
+            raise NotPlain(f"an answer of {count} numbers: none has more than {MOST_ELEMENTS}")
     if isinstance(value, torch.Tensor):
         return plain(value.detach().cpu().tolist())
     if isinstance(value, np.ndarray | np.generic):
@@ -52,12 +60,16 @@ def plain(value: object) -> Plain:
         return int(value)
     if isinstance(value, float):
         return float(value)
+    if isinstance(value, Fraction | Decimal):
+        return int(value) if value == value // 1 else float(value)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, set | frozenset):
-        return plain(sorted(value))
+        return plain(sorted(value), depth)
     if isinstance(value, list | tuple | range | Iterator):
-        return [plain(item) for item in islice(value, MOST_ELEMENTS)]
+        if depth == DEEPEST:
+            raise NotPlain(f"an answer of lists within lists, more than {DEEPEST} deep")
+        return [plain(item, depth + 1) for item in islice(value, MOST_ELEMENTS)]
     raise NotPlain(f"an answer of type {type(value).__name__}: give numbers, or lists of them")
 
 
@@ -71,7 +83,7 @@ def difference(yours: Plain, spec: Plain) -> str | None:
 
 def _of_lists(yours: Plain, spec: list[Plain]) -> str | None:
     if not isinstance(yours, list):
-        return f"{yours!r} where {len(spec)} values in a sequence are meant"
+        return f"{spelled(yours)} where {len(spec)} values in a sequence are meant"
     for at, (mine, meant) in enumerate(zip(yours, spec, strict=False)):
         if isinstance(meant, list):
             deeper = difference(mine, meant)
@@ -98,12 +110,18 @@ def _of_scalars(yours: Plain, spec: Plain) -> str | None:
     if isinstance(spec, int) and isinstance(yours, float):
         return f"a float ({yours!r}) where a whole number is meant: use // and not /"
     if isinstance(spec, float) and isinstance(yours, int | float):
-        both_nan = math.isnan(spec) and math.isnan(yours)
-        close = math.isclose(yours, spec, rel_tol=REL_TOL, abs_tol=ABS_TOL)
-        return None if both_nan or close else _word(yours)
+        return None if _close(yours, spec) else _word(yours)
     return None if type(yours) is type(spec) and yours == spec else _word(yours)
 
 
+def _close(yours: int | float, spec: float) -> bool:
+    try:
+        both_nan = math.isnan(spec) and math.isnan(yours)
+        return both_nan or math.isclose(yours, spec, rel_tol=REL_TOL, abs_tol=ABS_TOL)
+    except OverflowError:  # an int past every float
+        return False
+
+
 def _word(value: Plain) -> str:
-    text = repr(value)
+    text = spelled(value)
     return text if " " not in text else f"{text} instead of the spec's value"

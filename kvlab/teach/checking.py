@@ -7,7 +7,7 @@ The reader's code gets copies, is called by position, and whatever it raises is 
 
 import copy
 import dis
-import io
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +17,11 @@ from random import Random
 import torch
 
 from kvlab.teach.answers import NotPlain, Plain, difference, plain
-from kvlab.teach.limits import SECONDS, OutOfTime, bounded
+from kvlab.teach.display import cut
+from kvlab.teach.limits import SECONDS, OutOfTime, Tail, bounded
 
 TRIALS, SIZES, SMALLER = 100, 10, 150
+WHOLE = 60.0  # seconds of one check
 
 Inputs = dict[str, object]
 Make = Callable[[Random, int], Inputs]
@@ -51,13 +53,15 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Task:
     """What is checked. ``run(yours, *inputs)`` gives the answer, which ``judge`` (a *find*
-    exercise) or equality with ``spec(*inputs)`` decides; a call may take ``seconds``."""
+    exercise) or equality with ``spec(*inputs)`` decides; a call may take ``seconds``, a check
+    ``whole``."""
 
     make: Make
     spec: Callable[..., object]
     judge: Callable[..., Verdict] | None = None
     run: Callable[..., object] | None = None
     seconds: float = SECONDS
+    whole: float = WHOLE
 
     def inputs(self, seed: int | str, number: int, size: int) -> Inputs:
         """The input of that number and size, always the same for one seed."""
@@ -86,19 +90,22 @@ class Task:
 
     def compare(self, yours: Callable[..., object], inputs: Inputs) -> Difference | None:
         """The difference for one input, None when the answer is right."""
-        said = io.StringIO()
+        said = Tail()
         try:
             with bounded(self.seconds) as said:
                 answer = plain(self.answer(yours, inputs))
+                # Within the bound: some answers would keep a judge busy for hours.
+                verdict = self.verdict(answer, inputs)
         except NotPlain as error:
             return self._differs(inputs, str(error), str(error), said)
         except OutOfTime:
             text = f"not ended after {self.seconds:g} s"
             return self._differs(inputs, text, f"your code had {text}", said, crashed=True)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise  # the reader stops the check
+        except BaseException as error:
             text = _told(error)
             return self._differs(inputs, text, f"your code raised {text}", said, crashed=True)
-        verdict = self.verdict(answer, inputs)
         return None if verdict.right else self._differs(inputs, answer, verdict.words, said)
 
     def _differs(
@@ -106,29 +113,44 @@ class Task:
         inputs: Inputs,
         yours: Plain,
         words: str,
-        said: io.StringIO,
+        said: Tail,
         crashed: bool = False,
     ) -> Difference:
         spec = self.expected(inputs) if self.judge is None else None
-        return Difference(inputs, yours, spec, words, crashed, said.getvalue()[-2000:])
+        return Difference(inputs, yours, spec, words, crashed, said.text)
 
 
 def first_difference(task: Task, yours: Callable[..., object], seed: int) -> Difference | None:
-    """The smallest failing input found, or None when all ``TRIALS`` inputs are right."""
+    """The smallest failing input found, or None when all ``TRIALS`` inputs are right.
+
+    Code that needs longer than ``task.whole`` for all of them has not passed either.
+    """
+    end = time.monotonic() + task.whole
     for number in range(TRIALS):
         size = number * SIZES // TRIALS
-        found = task.compare(yours, task.inputs(seed, number, size))
+        inputs = task.inputs(seed, number, size)
+        found = task.compare(yours, inputs)
         if found is not None:
-            return _smallest(task, yours, seed, size, found)
+            return _smallest(task, yours, seed, size, found, end)
+        if time.monotonic() > end:
+            text = f"{number + 1} of {TRIALS} inputs took {task.whole:g} s"
+            return Difference(inputs, text, None, f"your code is right, and too slow: {text}", True)
     return None
 
 
 def _smallest(
-    task: Task, yours: Callable[..., object], seed: int, size: int, found: Difference
+    task: Task,
+    yours: Callable[..., object],
+    seed: int,
+    size: int,
+    found: Difference,
+    end: float,
 ) -> Difference:
     if found.yours == f"not ended after {task.seconds:g} s":
         return found  # others would not end either
     for number in range(SMALLER):
+        if time.monotonic() > end:
+            break
         inputs = task.inputs(f"{seed} smaller", number, number % (size + 1) // 2)
         if weight(inputs) < weight(found.inputs):
             found = task.compare(yours, inputs) or found
@@ -160,9 +182,11 @@ def is_unfilled(task: Task, yours: object, seed: int) -> bool:
         return False
     for number in range(3):
         try:
-            with bounded(task.seconds):
+            with bounded(min(task.seconds, 2.0)):
                 answer = task.answer(yours, task.inputs(seed, number, 0))
-        except (Exception, SystemExit, OutOfTime):
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             return False
         if answer is not None and answer is not ...:
             return False
@@ -184,7 +208,10 @@ def _is_stub(yours: object) -> bool:
 
 def _told(error: BaseException) -> str:
     """The error and the line of the reader's code that raised it."""
-    text = f"{type(error).__name__}: {error}".rstrip(": ")
+    try:
+        text = cut(f"{type(error).__name__}: {error}".rstrip(": "))
+    except Exception:  # the error's own __str__ fails
+        text = type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     others = (str(Path(__file__).parent), "site-packages")
     mine = [f for f in frames if not any(other in f.filename for other in others)]

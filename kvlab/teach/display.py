@@ -21,6 +21,23 @@ _CODE = (
 )
 _TABLE = "color:inherit;border-collapse:collapse"
 _WIDEST = 60
+_LETTERS = 600
+
+
+def cut(text: str) -> str:
+    """``text``, or its first letters and how many there are."""
+    told = f"{text[:_LETTERS]} ... ({len(text)} letters in all)"
+    return text if len(text) <= len(told) else told
+
+
+def spelled(value: object) -> str:
+    """``repr(value)``, cut; never raises, whatever a reader's object does."""
+    try:
+        return cut(repr(value))
+    except Exception:  # a repr of the reader, or a number of more digits than Python prints
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that cannot be shown"
 
 
 def short(value: object) -> str:
@@ -30,12 +47,12 @@ def short(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):
-        items = [repr(item) if isinstance(item, str) else short(item) for item in value]
+        items = [spelled(item) if isinstance(item, str) else short(item) for item in value]
         if len(items) > 24:
             items = [*items[:16], "...", *items[-4:], f"({len(value)} in all)"]
         opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
         return f"{opening}{', '.join(items)}{closing}"
-    return value if isinstance(value, str) else repr(value)
+    return cut(value) if isinstance(value, str) else spelled(value)
 
 
 def _words(text: str) -> str:

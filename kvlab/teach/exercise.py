@@ -9,7 +9,7 @@ import inspect
 import secrets
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlab.teach.answers import plain as _plain
 from kvlab.teach.book import BOOK
@@ -169,7 +169,7 @@ class Exercise:
         Never raises for a wrong or crashing answer; ``seed`` repeats the same inputs.
         """
         seed = secrets.randbits(32) if seed is None else int(seed)
-        task = self.task
+        task = replace(self.task, seconds=min(self.task.seconds, 2.0))  # inputs are small
         given = yours if callable(yours) and not is_unfilled(task, yours, seed) else None
         rows: list[tuple[object, ...]] = []
         heads: tuple[str, ...] = ()

@@ -112,17 +112,16 @@ def batch_exposes(
 ) -> Verdict:
     """Retracts from the batch of ``answer`` and audits the books."""
     match answer:
-        case [[*running], int(free)] if len(running) > 1 and free >= 0:
+        case [[*running], int(free)] if len(running) > 1 and _whole_numbers([free]) and free >= 0:
             pass
         case _:
             return Verdict(False, "two or more requests and a number of free pages are meant")
     requests: list[list[int]] = []
     for request in running:
-        match request:
-            case [int(prompt), int(generated)] if prompt > 0 and generated > 0:
-                requests.append([prompt, generated])
-            case _:
-                return Verdict(False, f"{request!r} is no [prompt, generated] of at least 1 each")
+        pair = _whole_numbers(request) if isinstance(request, list) else None
+        if pair is None or len(pair) != 2 or min(pair) < 1:
+            return Verdict(False, f"{request!r} is no [prompt, generated] of at least 1 each")
+        requests.append(pair)
     batch = suspect(P * c, requests, free)
     before, victims = batch.needed(), batch.retract()
     if not victims:

@@ -10,7 +10,24 @@ import signal
 import threading
 from collections.abc import Iterator
 
-SECONDS = 10.0
+SECONDS, AGAIN = 10.0, 0.2
+KEPT = 2000
+
+
+class Tail(io.TextIOBase):
+    """Keeps the last ``KEPT`` letters of what is written: an endless loop may print, too."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        """Take ``text`` in."""
+        self.text = (self.text + text[-KEPT:])[-KEPT:]
+        return len(text)
+
+    def writable(self) -> bool:
+        """It is written to."""
+        return True
 
 
 class OutOfTime(BaseException):
@@ -18,15 +35,18 @@ class OutOfTime(BaseException):
 
 
 @contextlib.contextmanager
-def bounded(seconds: float) -> Iterator[io.StringIO]:
-    """Collect what is printed, and raise OutOfTime after ``seconds``."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+def bounded(seconds: float) -> Iterator[Tail]:
+    """Collect the end of what is printed, and raise OutOfTime after ``seconds``.
+
+    It is raised again until the code ends, since a bare ``except`` in a loop swallows the first.
+    """
+    said = Tail()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         if threading.current_thread() is not threading.main_thread() or not _has_timer():
             yield said
             return
         before = signal.signal(signal.SIGALRM, _stop)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
         try:
             yield said
         finally:

@@ -8,9 +8,11 @@
 ``quiz()`` shows the questions, ``quiz.answers()`` is for teachers.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from kvlab.index import DcpLayout, get_dcp_lens, raw_use_census
@@ -92,10 +94,15 @@ class Quiz:
         return Block("Answers", (Table(("", "answer", "notebook", "question"), rows),))
 
     def check(self, answers: Sequence[object] | Mapping[int, object]) -> Score:
-        """Mark answers, a list in order or a mapping from the question's number. Never raises."""
-        given: dict[int, object] = {}
+        """Mark answers, a list in order or a mapping from the question's number. Never raises.
+
+        A number may be written as text, "8,256" or "8256 rows"; a choice with its words.
+        """
+        given: dict[object, object] = {}
+        if isinstance(answers, torch.Tensor | np.ndarray):
+            answers = answers.tolist()
         if isinstance(answers, Mapping):
-            given = dict(answers)
+            given = {_number(str(n)): mine for n, mine in answers.items()}
         elif isinstance(answers, Sequence) and not isinstance(answers, str):
             given = dict(enumerate(answers, start=1))
         marks = [_mark(q, given.get(n)) for n, q in enumerate(self.questions, start=1)]
@@ -111,9 +118,30 @@ def _mark(question: Question, answer: object) -> str:
     if mine is None:
         return ""
     if isinstance(mine, str):
-        word = mine.strip().lower().rstrip(").")
-        mine = int(word) if word.removeprefix("-").isdecimal() else word
+        mine = _letter(mine, question) if question.choices else _number(mine)
+    if isinstance(mine, float) and mine.is_integer():
+        mine = int(mine)
     return "right" if difference(mine, right) is None else "wrong"
+
+
+def _letter(text: str, question: Question) -> str:
+    """The letter of a choice: "c", "(c)", "C) the words of it", or the words alone."""
+    told = " ".join(text.lower().split())
+    for letter, words in question.choices:
+        if told == words.lower():
+            return letter
+    found = re.match(r"\(?([a-z])\b", told)
+    return found[1] if found else told
+
+
+def _number(text: str) -> float | str:
+    """The one number of a text, with or without separators and a unit; else the text."""
+    joined = re.sub(r"(?<=\d)[,_ ](?=\d{3}(?!\d))", "", text)
+    found = re.findall(r"-?\d+(?:\.\d+)?", joined)
+    if len(found) != 1 or len(found[0]) > 30:
+        return text
+    value = float(found[0])
+    return int(value) if value.is_integer() else value
 
 
 def _comes_back_wrong(c: int, same: bool) -> bool:

@@ -1,7 +1,9 @@
 """The quiz: ten questions, computed answers, marks that send back to a notebook."""
 
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvlab.teach import EXERCISES, quiz
@@ -54,3 +56,45 @@ def test_a_gap_is_not_wrong() -> None:
     score = quiz.check([10])
     assert score.marks == ("right", *[""] * 9)
     assert "not answered" in repr(score)
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        (1, 10.0),
+        (1, "slot 10"),
+        (1, Fraction(10)),
+        (1, np.int64(10)),
+        (3, "8,256"),
+        (3, "8 256 rows"),
+        (3, "8_256"),
+        (6, "(C)"),
+        (6, "c) DCP 4"),
+        (6, "DCP 4, restored into new slots, compared with what was written"),
+        (10, "1,016,064 bytes"),
+    ],
+)
+def test_an_answer_may_be_written_as_people_write(number: int, answer: Any) -> None:
+    assert quiz.check({number: answer}).marks[number - 1] == "right"
+    assert quiz.check({str(number): answer}).marks[number - 1] == "right"  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("number", "answer"),
+    [
+        (1, 10.5),
+        (1, "10 or 11"),
+        (1, "8,10"),
+        pytest.param(1, "1" * 5000, id="5000 letters"),
+        pytest.param(1, 10**5000, id="5000 digits"),
+        (6, "a b c d"),
+        (6, "cd"),
+        (9, True),
+    ],
+)
+def test_what_is_not_one_right_answer_is_wrong(number: int, answer: Any) -> None:
+    assert quiz.check({number: answer}).marks[number - 1] == "wrong"
+
+
+def test_answers_may_be_an_array() -> None:
+    assert quiz.check(np.array([10, 125, 8256])).right == 3  # type: ignore[arg-type]

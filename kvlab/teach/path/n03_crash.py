@@ -94,9 +94,10 @@ ALL = (
         NOTEBOOK,
         3,
         "Whom does the restore hurt?",
-        """A restore with the bug takes the victim's new slots as row numbers, on every rank, and
-        writes there; nothing crashes. Another request owns the slots `other`, slot i for its
-        position i. Return the positions of the other request that are overwritten, ascending.""",
+        """A restore with the bug takes the victim's new slots, `victim`, as row numbers, on every
+        rank, and writes there; nothing crashes. Another request owns the slots `other`, slot i for
+        its position i. Return the positions of the other request that are overwritten,
+        ascending.""",
         answer=overwritten,
         spec=_overwritten,
         example={"victim": torch.arange(4, 8), "other": torch.arange(12, 16), "c": 2},

@@ -32,7 +32,7 @@ def _weights(lses: list[float], bases: list[str]) -> list[float]:
 
 def _bases(rng: Random, size: int) -> Inputs:
     n = rng.randint(2, 3 + size // 2)
-    spread = 3 if size < 5 else 400
+    spread = 3 if size < 5 else 900  # exp overflows from 710 on
     return {
         "lses": [round(rng.uniform(-spread, spread), 1) for _ in range(n)],
         "bases": [rng.choice(["e", "2"]) for _ in range(n)],
@@ -57,10 +57,10 @@ def _drift(reference: list[float], run: list[float], floor: float) -> tuple[floa
 def _logprobs(rng: Random, size: int) -> Inputs:
     n, floor = rng.randint(1, 3 + 4 * size), rng.choice([0.25, 0.5, 1.0])
     reference = [-rng.randint(0, 200) / 64 for _ in range(n)]
-    run = []
+    run, lost = [], rng.choice([1.0, *[0.06] * 15])
     for x in reference:
         by = rng.choice([-1, 1]) * floor * rng.choice([0, 0.5, 0.5, 1, 1.5, 2, rng.randint(2, 8)])
-        run.append(math.nan if rng.random() < 0.06 else x + by)
+        run.append(math.nan if rng.random() < lost else x + by)
     return {"reference": reference, "run": run, "floor": floor}
 
 
@@ -109,6 +109,8 @@ def repetition(tokens: list[int]) -> float:
 
 def _output(rng: Random, size: int) -> Inputs:
     tokens: list[int] = []
+    if rng.random() < 0.06:
+        return {"tokens": tokens}
     for _ in range(rng.randint(1, 2 + size // 2)):
         tokens += [rng.randrange(1000) for _ in range(rng.randint(0, 3 + size))]
         period = rng.randint(1, 3 if size < 3 else 10)
