@@ -49,6 +49,15 @@ class BackupWalk:
     victim: int
     steps: tuple[Step, ...]
 
+    def at(self, step: int) -> Step:
+        """The step of that number. Errors: StudyError for one that there is not."""
+        if not isinstance(step, int) or not 0 <= step < len(self.steps):
+            raise StudyError(
+                f"a step of a backup and a restore is a whole number in [0, {len(self.steps)}): "
+                f"got {step!r}; {', '.join(f'{i} {name}' for i, name in enumerate(STEPS))}"
+            )
+        return self.steps[step]
+
 
 @lru_cache(maxsize=64)
 def backup_walk(
@@ -59,14 +68,14 @@ def backup_walk(
     Args:
         length: cached positions of each request.
 
-    Errors: StudyError for a length below 1 or another pool.
+    Errors: StudyError for a length below 1 or another pool; LayoutError for sizes below 1.
     """
     if length < 1 or pool not in ("low", "full"):
         raise StudyError(
             f"a walk has a length of at least 1 position and a pool that is low or full: got "
             f"length={length}, pool={pool!r}"
         )
-    each = -(-length // (dcp_size * page_size))
+    each = DcpLayout(dcp_size, page_size, 1).pages_for(length)
     # Raw use of page q reaches pages q*c .. q*c+c-1; the victim's lie in 1 .. 2*each.
     requests = 3 if pool == "full" else -(-(2 * each + 1) * dcp_size // each) + 1
     layout = DcpLayout(dcp_size, page_size, requests * each)

@@ -6,12 +6,16 @@ same picture.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from kvlab.errors import KvlabError
+from kvlab.lab.findings import output_folder
+from kvlab.lab.folders import Folder
 from kvlab.lab.origin import Origin, collect_origin
 from kvlab.viz.save import figure_definition
 from kvlab.viz.style import FOOTER_ID, WIDTH_IN, caption
@@ -66,6 +70,27 @@ def publishable(
     if not figure_definition(fig):
         captioned(fig, definition or text or f"Drawn by {command}", origin)
     return fig, origin
+
+
+def target(folder: Path | str | None) -> Path:
+    """Where an export goes, made; None: ``output_folder()``. "~" is the reader's home.
+
+    Errors: KvlabError for a folder that cannot be made or written.
+    """
+    path = output_folder() if folder is None else Path(folder).expanduser()
+    Folder(
+        path, "a figure is saved in a folder that can be written", "name another: export(folder)"
+    ).require_writable()
+    return path
+
+
+def slug_of(draw: Draw) -> str:
+    """A name for the files of ``draw``: its own in a-z, 0-9 and -, "panel" where nothing is left.
+
+    ``slug_of(owner_map)`` is "owner-map".
+    """
+    name = "-".join(re.findall(r"[a-z0-9]+", getattr(draw, "__name__", "").lower()))
+    return name if name and name != "lambda" else "panel"
 
 
 def takes_width(draw: Draw) -> bool:

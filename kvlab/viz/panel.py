@@ -22,9 +22,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.errors import KvlabError
+from kvlab.lab.findings import require_slug
 from kvlab.viz import controls
 from kvlab.viz.atlas import grid
-from kvlab.viz.exported import Draw, drawn, publishable, takes_width
+from kvlab.viz.exported import Draw, drawn, publishable, slug_of, takes_width, target
 from kvlab.viz.panel_html import Spot, notice, picture_html, sentence_html, table_html
 from kvlab.viz.panel_tools import ENDINGS, WRAP, Tools, step_buttons
 from kvlab.viz.save import (
@@ -48,7 +49,7 @@ class Panel:
         draw: called with one keyword a control; returns a figure, or a figure and a sentence. A
             KvlabError that it raises is shown as the sentence, and the last picture stays. With an
             argument ``width`` ("single", "double") it can be exported for one column or two.
-        name: stable name of exported files, a slug; by default that of ``draw``.
+        name: stable name of exported files, a slug; by default made of that of ``draw``.
         table: the numbers behind the picture, called as ``draw``; a button shows them, an export
             saves them. None: the values of the controls.
         hover: boxes of the picture with a sentence each, called as ``draw``.
@@ -57,7 +58,8 @@ class Panel:
         definition: what an exported figure says below it; by default the sentence.
         controls: see ``kvlab.viz.controls``.
 
-    Errors: KvlabError for no controls, one that no shorthand describes, or ``steps`` that is none.
+    Errors: KvlabError for no controls, one that no shorthand describes, ``steps`` that is none, or
+    a name that is no slug.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Panel:
                 "show the figure without a panel"
             )
         use_style()
-        self.name = name or _slug(draw)
+        self.name = require_slug(slug_of(draw) if name is None else name, "figure")
         self._draw, self._table, self._hover = draw, table, hover
         self._bounds, self._definition = bounds, definition
         self._controls = {key: controls.control(key, spec) for key, spec in controls_.items()}
@@ -91,7 +93,7 @@ class Panel:
         self._tools = Tools(
             self.name,
             lambda width: self.export(width=width),
-            (lambda: table(**self._drawn)) if table is not None else None,
+            (lambda: table(**(self._drawn or self.values))) if table is not None else None,
             takes_width(draw),
         )
         self.widget = self._build(steps)
@@ -152,10 +154,11 @@ class Panel:
             folder: by default where the figures of notebooks go, see ``output_folder``.
             width: "single" or "double", for one column of a paper or two; None: as drawn.
 
-        Errors: KvlabError for a width that ``draw`` cannot give; what ``draw`` raises.
+        Errors: KvlabError for a width that ``draw`` cannot give, or a folder that cannot be
+        written; what ``draw`` raises.
         """
         fig, origin = publishable(self._draw, self.values, self.name, self._definition, width)
-        saved = save_figure(fig, self.name, self.table(), origin, folder)
+        saved = save_figure(fig, self.name, self.table(), origin, target(folder))
         return [saved.path(ending) for ending in ENDINGS]
 
     def atlas(self, columns: int | None = None, **values: Sequence[object]) -> Figure:
@@ -205,7 +208,8 @@ class Panel:
         return data | still, size
 
     def _alt(self) -> str:
-        settings = ", ".join(f"{controls.label(n)} = {value}" for n, value in self.values.items())
+        shown = self._drawn or self.values
+        settings = ", ".join(f"{controls.label(n)} = {value}" for n, value in shown.items())
         alt = self._picture.alt if self._picture else "no picture"
         return f"{alt} [{settings}]"
 
@@ -266,18 +270,25 @@ class Panel:
                 gc.enable()
 
     def _draw_now(self) -> None:
+        values = self.values
         try:
-            fig, self.text = drawn(self._draw, self.values)
-        except KvlabError as error:
-            self.text = f"Not drawn: {error}"
-            self._note.value = sentence_html("", str(error))
-            return
-        self._drawn = self.values
-        alt = show_words(fig, self.text)
-        size = [round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches()]
-        self._figure = fig
-        self._picture = Picture(png_bytes(fig, SCREEN_DPI[0]), size[0], size[1], alt)
-        self._image.value = picture_html(self._picture, self._spots())
+            fig, text = drawn(self._draw, values)
+            size = [round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches()]
+            png = png_bytes(fig, SCREEN_DPI[0])
+            # The sentence follows the picture, so the title is enough.
+            alt = figure_title(fig) or text or "figure without title"
+            picture = Picture(png, size[0], size[1], alt)
+            shown = picture_html(picture, [] if self._hover is None else self._hover(**values))
+        except Exception as error:
+            refused = isinstance(error, KvlabError)
+            told = str(error) if refused else f"{type(error).__name__}: {error}"
+            self.text = f"Not drawn: {told}"
+            self._note.value = sentence_html("", told)
+            if refused:
+                return
+            raise  # a bug; a kernel hides it in its log, so the sentence is said before
+        self._drawn, self._figure, self._picture, self.text = values, fig, picture, text
+        self._image.value = shown
         self._note.value = sentence_html(self.text)
         self._tools.refresh()
 
@@ -287,13 +298,3 @@ class Panel:
                 f"a control is one of {', '.join(self._controls)}: got {name!r}; controls are "
                 "named when the panel is made"
             )
-
-
-def show_words(fig: Figure, text: str) -> str:
-    """What a reader who cannot see the figure is told: its title; the sentence follows it."""
-    return figure_title(fig) or text or "figure without title"
-
-
-def _slug(draw: Draw) -> str:
-    name = getattr(draw, "__name__", "").strip("_").replace("_", "-").lower()
-    return name if name and name[0].isalpha() else "panel"

@@ -47,8 +47,9 @@ class Spot:
 def picture_html(picture: Picture, spots: Iterable[Spot] = ()) -> str:
     """The picture at its size, with the boxes of ``spots`` over it."""
     areas = [_area(spot) for spot in spots]
-    # Named after its bytes: the same in every run, another for another picture of the page.
-    name = f"kvlab-{hashlib.sha256(picture.png).hexdigest()[:12]}"
+    # Named after what is in it: the same in every run, another for other boxes on the same page.
+    made_of = hashlib.sha256(picture.png + "".join(areas).encode())
+    name = f"kvlab-{made_of.hexdigest()[:12]}"
     use = f' usemap="#{name}"' if areas else ""
     made = f'<map name="{name}">{"".join(areas)}</map>' if areas else ""
     data = base64.b64encode(picture.png).decode()

@@ -1,9 +1,11 @@
 """A panel redraws once a move, keeps its last good picture, and is a picture without a kernel."""
 
 import base64
+import gc
 import io
 import json
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -404,3 +406,111 @@ def test_refused_values_leave_the_table_of_the_picture_that_stays() -> None:
     assert "start must be at most 6" in str(told["text/plain"])
     assert "<td>6</td>" in str(told["text/html"])
     assert repr(panel).endswith("6")
+
+
+def test_words_numbers_and_boxes_are_those_of_the_picture_that_stays() -> None:
+    panel = rich().set(start=6)
+    about = panel._repr_mimebundle_()[1]["image/png"]
+    assert "[start = 6]" in str(about["alt"])
+    panel.set(start=7)
+    data, kept = panel._repr_mimebundle_()
+    assert "[start = 6]\nNot drawn: start must be at most 6" in str(kept["image/png"]["alt"])
+    assert "start is &lt;6&gt;" in str(data["text/html"]) and "&lt;7&gt;" not in str(data)
+
+
+def test_a_bug_of_draw_is_raised_and_said_and_the_last_picture_stays() -> None:
+    def broken(start: int) -> Figure:
+        return draw(width=1 / (start - 3))[0]
+
+    panel = Panel(broken, start=range(0, 9)).set(start=2)
+    shown = panel.widget.children[1].value
+    with pytest.raises(ZeroDivisionError):
+        panel.set(start=3)
+    assert "Not drawn:</b> ZeroDivisionError: division by zero" in panel.widget.children[2].value
+    assert panel.widget.children[1].value == shown and "[start = 2]" in repr(panel)
+    assert "Not drawn" not in repr(panel.set(start=4))
+
+
+def test_boxes_that_are_refused_leave_the_last_picture() -> None:
+    def hover(start: int) -> list[Spot]:
+        if start == 5:
+            raise LayoutError("no box for 5")
+        return []
+
+    panel = Panel(draw, hover=hover, start=range(0, 9)).set(start=4)
+    shown = panel.widget.children[1].value
+    panel.set(start=5)
+    assert panel.text == "Not drawn: no box for 5"
+    assert panel.widget.children[1].value == shown
+
+
+def test_the_table_of_a_panel_that_could_not_draw_yet_is_that_of_its_controls() -> None:
+    panel = rich(start=range(7, 9))
+    panel._tools.shown.value = True
+    assert panel._tools.below.value.count("<td>7</td>") == 3
+
+
+@pytest.mark.parametrize("name", ["a/b", "Größe", "a b", "", "../up", "x" * 300])
+def test_a_name_that_can_be_no_file_is_refused_when_the_panel_is_made(name: str) -> None:
+    with pytest.raises(KvlabError, match="the name of a figure is made of a-z, 0-9"):
+        Panel(draw, name=name, start=range(0, 9))
+
+
+def test_the_name_of_a_function_becomes_one_that_files_can_have() -> None:
+    def Größe_2(start: int) -> Figure:
+        return draw(start=start)[0]
+
+    assert Panel(Größe_2, start=range(0, 9)).name == "gr-e-2"
+    assert Panel(lambda start: draw(start=start), start=range(0, 9)).name == "panel"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    with pytest.raises(KvlabError, match=r"a figure is saved in a folder .* File exists; name an"):
+        rich().export(tmp_path / "taken")
+
+
+def test_the_home_of_the_reader_is_no_folder_called_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert rich().export("~/of % mine ü")[0].parent == tmp_path / "of % mine ü"
+    assert not (tmp_path / "~").exists()
+
+
+def test_an_export_over_an_export_leaves_its_five_files_and_nothing_else(tmp_path: Path) -> None:
+    panel = rich()
+    panel.export(tmp_path)
+    panel.set(start=4).export(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+    assert pd.read_csv(tmp_path / "a-name.csv")["start"].tolist() == [4, 4, 4]
+
+
+def test_equal_pictures_with_other_boxes_have_maps_of_their_own() -> None:
+    def named(words: str) -> str:
+        panel = Panel(
+            lambda start: figure(height=1),
+            hover=lambda start: [Spot(0, 0, 1, 1, words)],
+            start=range(3),
+        )
+        (name,) = re.findall(r'usemap="#([^"]+)"', panel.widget.children[1].value)
+        return str(name)
+
+    assert named("one") == named("one") != named("other")
+
+
+def test_moves_leave_no_figures_behind() -> None:
+    made: list[weakref.ref[Figure]] = []
+
+    def kept(start: int) -> Figure:
+        fig = figure(height=1)
+        made.append(weakref.ref(fig))
+        return fig
+
+    panel = Panel(kept, start=range(0, 40))
+    for start in range(40):
+        panel.set(start=start)
+    gc.collect()
+    assert sum(one() is not None for one in made) == 1

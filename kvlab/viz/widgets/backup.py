@@ -57,7 +57,7 @@ def backup_table(
     dcp_size: int, page_size: int, length: int, pool: Pool, fix: bool, step: int
 ) -> pd.DataFrame:
     """One row for each row that holds a token: rank, place, row, request, position, verdict."""
-    cells = backup_walk(dcp_size, page_size, length, pool, fix).steps[step].cells
+    cells = backup_walk(dcp_size, page_size, length, pool, fix).at(step).cells
     return cells[cells["request"] >= 0].reset_index(drop=True)
 
 
@@ -66,7 +66,7 @@ def backup_hover(
 ) -> list[Spot]:
     """A box a row, with what it holds."""
     walk = backup_walk(dcp_size, page_size, length, pool, fix)
-    cells: Any = walk.steps[step].cells.itertuples()
+    cells: Any = walk.at(step).cells.itertuples()
     return [Spot(*_box(walk, cell, "double"), _told(walk, cell)) for cell in cells]
 
 
@@ -92,7 +92,7 @@ def _draw(
     width: Width = "double",
 ) -> tuple[Figure, str]:
     walk = backup_walk(dcp_size, page_size, length, pool, fix)
-    now = walk.steps[step]
+    now = walk.at(step)
     bottom = TOP_IN + dcp_size * RANK_IN
     canvas = Canvas(width, bottom + (0.5 if width == "double" else 0.72),
                     f"Step {step}: {now.name}, {'with' if fix else 'without'} the fix"
@@ -182,7 +182,7 @@ def backup_stepper_figure(
 ) -> Figure:
     """The picture of ``backup_stepper`` with its caption; arguments are the controls.
 
-    Errors: StudyError for a length below 1 or an unknown pool; LayoutError for sizes.
+    Errors: StudyError for a length below 1, an unknown pool or step; LayoutError for sizes.
     """
     values = {
         **{"step": step, "fix": fix, "dcp_size": dcp_size},

@@ -151,6 +151,8 @@ def _draw(
     condition: str, dtype: str, dcp_size: int, request: int, token: int, width: Width = "double"
 ) -> tuple[Figure, str]:
     line = line_of(condition, dtype, dcp_size, request)
+    if token < 0:
+        raise StudyError(f"a token of this request lies in [0, {len(line.tokens)}): got {token}")
     at = min(token, len(line.tokens) - 1)
     count = len(line.tokens)
     per = min(PER_LINE[width], count)
@@ -241,7 +243,8 @@ def drift_explorer_figure(
 ) -> Figure:
     """The picture of ``drift_explorer`` with its caption; arguments are the controls.
 
-    Errors: StudyError for a run that is not recorded.
+    A ``token`` past the end shows the last one. Errors: StudyError for a run that is not recorded,
+    or a token below 0.
     """
     values = {
         **{"condition": condition, "dtype": dtype, "dcp_size": dcp_size},

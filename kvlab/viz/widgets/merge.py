@@ -15,6 +15,7 @@ import ipywidgets as widgets
 import pandas as pd
 from matplotlib.figure import Figure
 
+from kvlab.errors import StudyError
 from kvlab.lab.merge_case import REPORTED, Base, Merge, MergeCase
 from kvlab.viz.exported import publishable
 from kvlab.viz.panel import Panel
@@ -42,7 +43,12 @@ def case_of(
     merge: Merge,
     **each: Any,
 ) -> MergeCase:
-    """The case of the controls: ``lse_0``, ``empty_0`` and so on, of which ``ranks`` count."""
+    """The case of the controls: ``lse_0``, ``empty_0`` and so on, of which ``ranks`` count.
+
+    Errors: StudyError for more ranks than there are controls, and as ``MergeCase``.
+    """
+    if ranks not in range(1, MOST + 1):
+        raise StudyError(f"this merge has 1 to {MOST} ranks, one for each lse: got ranks={ranks!r}")
     lse = tuple(float(each[f"lse_{rank}"]) for rank in range(ranks))
     empty = tuple(bool(each[f"empty_{rank}"]) for rank in range(ranks))
     return MergeCase(lse, empty, reported, log_base, merge)
@@ -196,7 +202,7 @@ def merge_explorer_figure(
 ) -> Figure:
     """The picture of ``merge_explorer`` with its caption; arguments are the controls.
 
-    Errors: StudyError for an lse that is not finite, or an unknown word.
+    Errors: StudyError for other than 1 to 4 ranks, an lse that is not finite, an unknown word.
     """
     lse = (lse_0, lse_1, lse_2, lse_3)
     empty = (empty_0, empty_1, empty_2, empty_3)

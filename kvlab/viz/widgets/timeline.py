@@ -219,7 +219,8 @@ def retraction_timeline_figure(
 ) -> Figure:
     """The picture of ``retraction_timeline`` with its caption; arguments are the controls.
 
-    Errors: StudyError when no request fits the pool.
+    A ``step`` past the end shows the last one. Errors: StudyError when no request fits the pool,
+    or for a step below 0.
     """
     values = {"dcp_size": dcp_size, "capacity": capacity, "restore": restore, "step": step}
     return publishable(_draw, values, NAME, DEFINITION, width)[0]

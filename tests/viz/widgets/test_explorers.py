@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from kvlab.errors import KvlabError
 from kvlab.viz import widgets
 from kvlab.viz.panel import Panel
 from kvlab.viz.save import figure_definition, figure_title
@@ -111,3 +112,24 @@ def test_random_moves_over_all_that_the_controls_reach_draw_or_refuse_in_words(
     make: Callable[[], Panel],
 ) -> None:
     assert len(list(moves(make(), 25, seed=7))) == 25
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("backup_stepper", {"step": 6}, r"a step .* in \[0, 6\): got 6; 0 before, 1 backed up"),
+        ("backup_stepper", {"step": -1}, r"a whole number in \[0, 6\): got -1"),
+        ("backup_stepper", {"step": 1.5}, r"a whole number in \[0, 6\): got 1.5"),
+        ("backup_stepper", {"dcp_size": 0}, r"dcp_size must be at least 1"),
+        ("merge_explorer", {"ranks": 5}, r"1 to 4 ranks, one for each lse: got ranks=5"),
+        ("merge_explorer", {"ranks": 0}, r"1 to 4 ranks, one for each lse: got ranks=0"),
+        ("drift_explorer", {"token": -1}, r"a token of this request lies in \[0, \d+\): got -1"),
+        ("retraction_timeline", {"step": -1}, r"a step of this run lies in \[0, \d+\): got -1"),
+        ("owner_explorer", {"slot": -1}, r"a slot of this pool lies in \[0, 208\): got -1"),
+    ],
+)
+def test_a_twin_refuses_in_words_what_no_slider_reaches(
+    name: str, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(KvlabError, match=message):
+        twin(name)(**values)
