@@ -116,26 +116,35 @@ def deliver(answer: Answer, given: argparse.Namespace) -> None:
 
 def write_csv(table: pd.DataFrame, out: str) -> None:
     """Write ``table`` to the file ``out``, whole or not at all, or to standard output for "-"."""
+    text = table.to_csv(index=False, lineterminator="\n")
     if out == STDOUT:
-        _put(table.to_csv(index=False, lineterminator="\n"))
+        _put(text)
         return
+    write_file(text.encode(), out, "table", "--csv")
+    print(f"wrote {out} ({len(table)} rows)", file=sys.stderr)
+
+
+def write_file(content: bytes, out: str, what: str, option: str) -> None:
+    """Write ``content`` to the file ``out``, whole or not at all.
+
+    Errors: KvlabError, which says that ``what`` cannot be written and to change ``option``.
+    """
     place = Path(out).resolve()  # what a link points to is replaced, not the link
     try:
         if place.exists() and not place.is_file():  # a pipe or a device: nothing to put in place
-            place.write_text(table.to_csv(index=False), encoding="utf-8")
+            place.write_bytes(content)
             return
         part = _part(place)
         try:
-            part.write_text(table.to_csv(index=False), encoding="utf-8", newline="\n")
+            part.write_bytes(content)
             part.replace(place)
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise KvlabError(
-            f"a table is written to a file that can be made: {out!r} gives "
-            f"{error.strerror or error}; name another file with --csv"
+            f"a {what} is written to a file that can be made: {out!r} gives "
+            f"{error.strerror or error}; name another file with {option}"
         ) from None
-    print(f"wrote {out} ({len(table)} rows)", file=sys.stderr)
 
 
 def say(text: str) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress, records
+from kvlab.cli.retraction_figure import add_figure_arguments, require_figure, write_figure
 from kvlab.cli.values import amounts, memory, seconds, sizes, whole
 from kvlab.engine.workload import Workload, default_workload, load_trace
 from kvlab.errors import StudyError
 from kvlab.lab.origin import collect_origin
-from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
+from kvlab.lab.retraction import COLUMNS, RetractionStudy, least_budget, suggest_budgets
+from kvlab.memory import given_geometry
 from kvlab.memory.geometry import DTYPES
 
 SUMMARY = "how often a decode node retracts, over DCP sizes and memory budgets"
@@ -27,6 +29,8 @@ EPILOG = """\
 examples:
   kvlab retraction
   kvlab retraction --trace requests.csv --limit 500 --budgets 0.5,1 --csv out.csv
+  kvlab retraction --trace requests.csv --dcp-sizes 1,2,4,8 --figure counts.pdf --csv counts.csv
+  kvlab retraction --geometry mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64 --dtype bf16
   kvlab retraction --host-gib 0.1 --host-full recompute
 """
 # Below this many simulated requests, starting processes takes longer than the work itself.
@@ -74,13 +78,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache", type=Path, metavar="DIR", help="keep finished rows in DIR and use those there"
     )
     add_output_arguments(parser, "one row a DCP size and memory budget")
+    add_figure_arguments(parser)
 
 
 def _add_node_arguments(node: argparse._ArgumentGroup) -> None:
-    node.add_argument(
+    model = node.add_mutually_exclusive_group()
+    model.add_argument(
         "--model",
         default=_STUDY["model"],
-        help="a model of data/models/geometry.csv (%(default)s)",
+        metavar="NAME",
+        help="a model of data/models/geometry.csv; a wrong name lists them (%(default)s)",
+    )
+    model.add_argument(
+        "--geometry",
+        metavar="FIELDS",
+        help="a model of yours: mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64 and, if you "
+        "like, name=...; or a .json file with these",
     )
     node.add_argument(
         "--dtype", choices=DTYPES, default=_STUDY["dtype"], help="storage of a row (%(default)s)"
@@ -146,13 +159,15 @@ def study_of(given: argparse.Namespace) -> RetractionStudy:
             f"a host is full only where it has a bound: got --host-full {given.host_full} without "
             f"--host-gib; name the GiB of host memory, or leave --host-full out"
         )
+    require_figure(given)
+    model = given.model if given.geometry is None else given_geometry(given.geometry)
     if given.trace is not None:
         workload = load_trace(given.trace, given.limit)
     else:
         workload = default_workload()
         if given.limit is not None:
             workload = workload.head(given.limit)
-    usual = given.trace is None and (given.model, given.dtype) == (
+    usual = given.trace is None and (model, given.dtype) == (
         _STUDY["model"],
         _STUDY["dtype"],
     )
@@ -161,11 +176,11 @@ def study_of(given: argparse.Namespace) -> RetractionStudy:
         budgets = (
             _STUDY["budgets_gib"]
             if usual
-            else suggest_budgets(workload, given.model, given.dtype, given.concurrency)
+            else suggest_budgets(workload, model, given.dtype, given.concurrency)
         )
     return RetractionStudy(
         workload=workload,
-        model=given.model,
+        model=model,
         dtype=given.dtype,
         dcp_sizes=given.dcp_sizes,
         budgets_gib=budgets,
@@ -193,16 +208,21 @@ def run(given: argparse.Namespace) -> int:
             print(f"\nfinished rows are kept in {given.cache}", file=sys.stderr)
         raise
 
+    origin = collect_origin(given.line, None, study.parameters(), "cpu")
+
     def document() -> dict[str, object]:
         return {
             "label": "simulated",
             "workload": study.workload.summary(),
             "parameters": study.parameters(),
             "rows": records(table),
-            "origin": collect_origin(given.line, None, study.parameters(), "cpu").as_dict(),
+            "origin": origin.as_dict(),
         }
 
-    deliver(Answer(lambda: _text(study, table), document, lambda: table), given)
+    try:
+        deliver(Answer(lambda: _text(study, table), document, lambda: table), given)
+    finally:  # a table that cannot be written does not cost the picture
+        write_figure(given, table, origin)
     if not table[["retractions", "aborted"]].to_numpy().any():
         print(_hint(study), file=sys.stderr)
     return 0
@@ -218,7 +238,8 @@ def _text(study: RetractionStudy, table: pd.DataFrame) -> str:
     return "\n".join(
         [
             f"simulated: {len(work):,} requests of {work.name} ({work.fingerprint}), {loop}; "
-            f"{study.model} in {study.dtype}, {study.restore}{host}",
+            f"{study.parameters()['model']} in {study.dtype}, {study.token_bytes:,} bytes a token, "
+            f"{study.restore}{host}",
             "",
             aligned(table[[*COLUMNS, *more, "label"]], thousands=True),
         ]
@@ -226,9 +247,15 @@ def _text(study: RetractionStudy, table: pd.DataFrame) -> str:
 
 
 def _hint(study: RetractionStudy) -> str:
-    budgets = ",".join(f"{budget / 8:.3g}" for budget in study.budgets_gib)
+    least = least_budget(study.workload, study.model, study.dtype) / min(study.dcp_sizes)
+    lowest = min(study.budgets_gib)
+    smaller = [budget / 8 for budget in study.budgets_gib if least < budget / 8 < lowest]
+    if not smaller and least < 0.9 * lowest:
+        smaller = [least]
+    budgets = ",".join(f"{budget:.3g}" for budget in smaller)
+    memory = f"smaller budgets (--budgets {budgets}) or " if smaller else ""
+    why = "" if smaller else "; with less memory the longest request would be aborted"
     return (
-        f"hint: no run retracted a request: the pool never ran dry. Try smaller budgets "
-        f"(--budgets {budgets}) or a smaller reserve (--reserved-decode-tokens, now "
-        f"{study.reserved_decode_tokens})"
+        f"hint: no run retracted a request: the pool never ran dry. Try {memory}a smaller reserve "
+        f"(--reserved-decode-tokens, now {study.reserved_decode_tokens}){why}"
     )

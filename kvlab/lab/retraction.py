@@ -27,7 +27,7 @@ from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.lab.folders import cache_folder
 from kvlab.lab.kept_rows import read_row, write_row
-from kvlab.memory import geometry, plan_pool
+from kvlab.memory import ModelGeometry, geometry, plan_pool
 from kvlab.memory.capacity import gib
 
 GIB = 2**30
@@ -48,6 +48,8 @@ _OTHERS = (
 )
 _FIELDS = {*COLUMNS, *_OTHERS}
 Progress = Callable[[int, int], None]
+Model = str | ModelGeometry
+Parameter = str | int | float | list[int] | list[float] | dict[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class RetractionStudy:
 
     Args:
         workload: the requests; its digest is part of every row's identity.
-        model: a name of ``data/models/geometry.csv``; dtype: storage of a row.
+        model: a name of ``data/models/geometry.csv``, or a `ModelGeometry` of your own.
+        dtype: storage of a row.
         dcp_sizes: values of c; budgets_gib: KV memory of one *rank*, GiB.
         page_size: rows of one page (P).
         concurrency: closed loop of that many requests; None: open loop, by arrival time.
@@ -74,7 +77,7 @@ class RetractionStudy:
     """
 
     workload: Workload
-    model: str = "Kimi-Linear-48B-A3B"
+    model: Model = "Kimi-Linear-48B-A3B"
     dtype: str = "bf16"
     dcp_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
     budgets_gib: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
@@ -129,15 +132,25 @@ class RetractionStudy:
             token_bytes=token_bytes,
         )
 
-    def parameters(self) -> dict[str, str | int | float | list[int] | list[float] | None]:
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of one token in all layers, which all ranks together pay. Errors: CapacityError."""
+        return geometry(self.model).bytes_per_token(self.dtype)
+
+    def parameters(self) -> dict[str, Parameter]:
         """What decides the figures, as plain values for an origin stamp. A host without a bound
-        decides nothing and is not named."""
+        decides nothing and is not named; a geometry of your own is named with its fields."""
+        model, own = geometry(self.model), dict[str, Parameter]()
+        if isinstance(self.model, ModelGeometry):
+            sizes = ("mla_layers", "kv_lora_rank", "qk_rope_head_dim")
+            own["geometry"] = {name: getattr(model, name) for name in sizes}
         bounded = self.host_gib is not None
         host = {"host_gib": self.host_gib, "host_full": self.host_full} if bounded else {}
         return {
             "workload": self.workload.name,
             "digest": self.workload.digest[:12],
-            "model": self.model,
+            "model": model.name,
+            **own,
             "dtype": self.dtype,
             "page_size": self.page_size,
             "concurrency": self.concurrency,
@@ -213,22 +226,24 @@ class RetractionStudy:
 
 
 def suggest_budgets(
-    workload: Workload, model: str, dtype: str = "bf16", concurrency: int | None = 128
+    workload: Workload, model: Model, dtype: str = "bf16", concurrency: int | None = 128
 ) -> tuple[float, ...]:
-    """Four budgets a rank (GiB) around the working set of a workload, for a first look.
+    """Four budgets a rank (GiB) below the working set of a workload, for a first look.
 
     The working set is what ``concurrency`` requests of mean length hold (open loop: what 128
-    would); the budgets are 1/16, 1/8, 1/4 and 1/2 of it, but never below what the longest request
-    needs at DCP 1.
+    would). The budgets rise in equal ratios to 1/2 of it, from 1/16 or ``least_budget`` if larger.
     """
-    tokens = [r.prompt_tokens + r.output_tokens for r in workload.requests]
-    each = geometry(model).bytes_per_token(dtype)
-    working = (concurrency or 128) * sum(tokens) / len(tokens) * each / GIB
-    least = 1.05 * (max(tokens) + 512 + 128) * each / GIB
-    budgets = {
-        float(f"{max(working * share, least):.3g}") for share in (1 / 16, 1 / 8, 1 / 4, 1 / 2)
-    }
-    return tuple(sorted(budgets))
+    mean = sum(r.prompt_tokens + r.output_tokens for r in workload.requests) / len(workload)
+    working = (concurrency or 128) * mean * geometry(model).bytes_per_token(dtype) / GIB
+    low = max(working / 16, least_budget(workload, model, dtype))
+    ratio = max(working / 2 / low, 1) ** (1 / 3)
+    return tuple(sorted({float(f"{low * ratio**step:.3g}") for step in range(4)}))
+
+
+def least_budget(workload: Workload, model: Model, dtype: str = "bf16") -> float:
+    """GiB of one rank that the longest request needs at DCP 1; with less it would be aborted."""
+    longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
+    return 1.05 * (longest + 512 + 128) * geometry(model).bytes_per_token(dtype) / GIB
 
 
 def with_restore(study: RetractionStudy, restore: str) -> RetractionStudy:

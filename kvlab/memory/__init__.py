@@ -5,6 +5,7 @@ from kvlab.memory.allocator import PagedTokenToKVPoolAllocator
 from kvlab.memory.backup import KvBackup, StateBackup
 from kvlab.memory.capacity import PoolPlan, plan_pool
 from kvlab.memory.geometry import ModelGeometry, geometry, load_geometries
+from kvlab.memory.given_geometry import given_geometry
 from kvlab.memory.host import HostArena
 from kvlab.memory.hybrid import HybridLinearKVPool
 from kvlab.memory.lanes import CudaLane, DeferredLane, ImmediateLane, Lane
@@ -37,6 +38,7 @@ __all__ = [
     "UnifiedKVPool",
     "back_up_ranks",
     "geometry",
+    "given_geometry",
     "load_geometries",
     "load_published",
     "plan_pool",

@@ -70,7 +70,7 @@ class ModelGeometry:
                 f"bytes need the width of a latent row (kv_lora_rank + qk_rope_head_dim): "
                 f"{self.name} has {self.kv_lora_rank} + {self.qk_rope_head_dim}, since no public "
                 f"config that we read states it ({self.source}); pass a ModelGeometry of your own "
-                f"with the width, or use a verified model"
+                f"with the width (kvlab retraction --geometry), or use a verified model"
             )
         return self.kv_lora_rank + self.qk_rope_head_dim
 
@@ -156,12 +156,18 @@ def _from_record(record: dict[str, str]) -> ModelGeometry:
     )
 
 
-def geometry(name: str) -> ModelGeometry:
-    """Return one shipped model by its name. Errors: CapacityError, listing the names."""
+def geometry(model: str | ModelGeometry) -> ModelGeometry:
+    """Return one shipped model by its name, and a geometry of your own as it is.
+
+    Errors: CapacityError for a name that is not shipped, listing those that are.
+    """
+    if isinstance(model, ModelGeometry):
+        return model
     models = load_geometries()
-    if name not in models:
+    if model not in models:
         raise CapacityError(
-            f"a model is named as in data/models/geometry.csv: got {name!r}, which is none of "
-            f"{', '.join(models)}; name one of these or pass a ModelGeometry of your own"
+            f"a model is named as in data/models/geometry.csv: got {model!r}, which is none of "
+            f"{', '.join(models)}; name one of these or pass a ModelGeometry of your own (kvlab "
+            f"retraction --geometry)"
         )
-    return models[name]
+    return models[model]

@@ -8,6 +8,8 @@ Worked example: 72, 46, 12, 2 and 0 retractions at DCP sizes 1 to 16 are five po
 of one budget, and the last one lies on the axis.
 """
 
+from typing import Literal
+
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -19,25 +21,50 @@ from kvlab.viz.strips import legend_below
 from kvlab.viz.style import BLUE, DARK_GREY, LIGHT_GREY, VERMILLION, caption, figure
 
 
-def retractions_by_dcp_figure(table: pd.DataFrame, origin: Origin) -> Figure:
+def retractions_by_dcp_figure(
+    table: pd.DataFrame, origin: Origin | None, width: Literal["single", "double"] = "double"
+) -> Figure:
     """One line a budget: retractions against the DCP size.
 
-    ``table``: dcp_size, budget_gib, retractions (of ``RetractionStudy.run``).
+    Args:
+        table: dcp_size, budget_gib, retractions, requests (of ``RetractionStudy.run``).
+        origin: None leaves the caption out, for a page that sets it itself:
+            ``retractions_by_dcp_text`` is its text.
+        width: of one column of a paper, or of two.
     """
-    fig = figure("double", height=2.6)
+    single = width == "single"
+    fig = figure(width, height=2.9 if single else 2.6)
     ax = fig.subplots()
     for budget, rows in table.groupby("budget_gib"):
         ax.plot(rows["dcp_size"], rows["retractions"], label=f"{budget:g} GiB")
     _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
     _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
-    ax.set_title("Retractions fall as the DCP size grows")
-    ax.legend(title="KV memory of one rank", loc="upper right")
+    falls = _falls(table)
+    ax.set_title("Retractions fall as the DCP size grows" if falls else "Retractions by DCP size")
+    if single:  # no room beside the lines
+        legend_below(ax, ax.lines, ncols=2, title="KV memory of one rank")
+    else:
+        ax.legend(title="KV memory of one rank", loc="upper right")
+    return fig if origin is None else caption(fig, retractions_by_dcp_text(table), origin)
+
+
+def retractions_by_dcp_text(table: pd.DataFrame) -> str:
+    """The definition below ``retractions_by_dcp_figure``, with what its lines do not show."""
     requests = int(table["requests"].iloc[0])
     text = (
         f"Times that a running request gave its KV back under memory pressure, over a whole run "
         f"of {requests:,} requests, simulated."
     )
-    return caption(fig, text, origin)
+    aborted = int(table["aborted"].max()) if "aborted" in table else 0
+    if aborted:
+        text += f" Requests that were aborted are not counted: up to {aborted:,} of a run."
+    return text
+
+
+def _falls(table: pd.DataFrame) -> bool:
+    """Whether no line rises with the DCP size, and some line falls."""
+    steps = table.sort_values("dcp_size").groupby("budget_gib")["retractions"].diff().dropna()
+    return bool((steps <= 0).all() and (steps < 0).any())
 
 
 def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Origin) -> Figure:

@@ -104,7 +104,7 @@ def save_figure(
     target = output_folder() if folder is None else Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     use_style()
-    files = _render(fig)
+    files = rendered(fig)
     # An index without names is a row number; a named one is data.
     named = any(label is not None for label in data.index.names)
     files["csv"] = data.to_csv(index=named, lineterminator="\n").encode()
@@ -183,8 +183,8 @@ def figure_definition(fig: Figure) -> str:
     return " ".join(next(found, "").split())
 
 
-def _render(fig: Figure) -> dict[str, bytes]:
-    """``fig`` in each format: one layout for all, and the same bytes each time.
+def rendered(fig: Figure) -> dict[str, bytes]:
+    """``fig`` as "svg", "pdf" and "png": one layout for all, and the same bytes each time.
 
     Constrained layout starts from what the last draw left and needs a few draws to settle; each
     format would then settle a little differently. So it settles first and rests meanwhile. What

@@ -63,7 +63,13 @@ def frame(
     ax.spines["left"].set_visible(False)
 
 
-def legend_below(ax: Axes, handles: Iterable[Artist], ncols: int, room_pt: float = 33) -> None:
+def legend_below(
+    ax: Axes,
+    handles: Iterable[Artist],
+    ncols: int,
+    room_pt: float = 33,
+    title: str | None = None,
+) -> None:
     """A legend ``room_pt`` points under the axes, where ticks and label end.
 
     A figure's own legend would stand at the very bottom, in the caption.
@@ -73,6 +79,7 @@ def legend_below(ax: Axes, handles: Iterable[Artist], ncols: int, room_pt: float
     ax.legend(
         handles=handles,
         ncols=ncols,
+        title=title,
         loc="upper center",
         bbox_to_anchor=(0.5, 0),
         bbox_transform=below,

@@ -62,11 +62,11 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(
     out = tmp_path / "out.csv"
     out.write_text("old")
 
-    def full(self: Path, text: str, **_: object) -> int:
-        self.write_bytes(text.encode()[:5])
+    def full(self: Path, content: bytes) -> int:
+        self.write_text(content[:5].decode())
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(KvlabError, match=r"out\.csv' gives No space left on device; name another"):
         write_csv(TABLE, str(out))
     assert out.read_text() == "old"

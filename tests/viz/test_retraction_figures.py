@@ -128,3 +128,38 @@ def test_the_legend_of_the_timeline_names_only_what_is_there() -> None:
     fig = MAKE["timeline"]()
     words = legend_words(fig.axes[1])
     assert "on the host" in words and "aborted" not in words and "waiting" not in words
+
+
+@pytest.mark.parametrize("origin", [ORIGIN, None])
+def test_one_column_has_the_same_lines_and_keeps_apart(origin: Origin | None) -> None:
+    fig = retraction.retractions_by_dcp_figure(SWEEP, origin, "single")
+    assert fig.get_figwidth() == 3.5
+    assert nothing_overlaps(fig)
+    (ax,) = fig.axes
+    assert curves(ax) == [[72, 46, 12, 0], [14, 0, 0, 0]]
+    assert legend_words(ax) == ["0.5 GiB", "2 GiB"]
+    assert bool(fig.texts) == (origin is not None)
+
+
+@pytest.mark.parametrize(
+    ("counts", "falls"),
+    [
+        ([72, 46, 12, 0, 14, 0, 0, 0], True),
+        ([72, 46, 46, 0, 0, 0, 0, 0], True),
+        ([0] * 8, False),
+        ([3] * 8, False),
+        ([72, 46, 12, 0, 0, 1, 0, 0], False),
+    ],
+)
+def test_the_title_says_that_retractions_fall_where_they_do(counts: list[int], falls: bool) -> None:
+    fig = retraction.retractions_by_dcp_figure(SWEEP.assign(retractions=counts), ORIGIN)
+    title = fig.axes[0].get_title("left")
+    assert title == (
+        "Retractions fall as the DCP size grows" if falls else "Retractions by DCP size"
+    )
+
+
+def test_aborted_requests_are_told_in_the_caption() -> None:
+    assert "aborted" not in retraction.retractions_by_dcp_text(SWEEP.assign(aborted=0))
+    told = retraction.retractions_by_dcp_text(SWEEP.assign(aborted=[1200] + [0] * 7))
+    assert told.endswith("Requests that were aborted are not counted: up to 1,200 of a run.")
