@@ -42,6 +42,7 @@ DEFINITION = (
 )
 LEFT_IN, TOP_IN, CELL_IN, BARS_IN, GAP_IN = 0.62, 0.62, 0.26, 1.15, 0.3
 LOW, HIGH = -8, 2  # decades that the bars span
+NAME_IN = 0.13  # from one name of a line to the next
 PER_LINE = {"double": 40, "single": 20}
 
 
@@ -201,10 +202,15 @@ def _axis(canvas: Canvas, first: Box, count: int, floor: float) -> None:
         (MARGIN * floor, "2 ε", DARK_GREY),
         (UPSTREAM_TOLERANCE, f"{UPSTREAM_TOLERANCE:.2f}", VERMILLION),
     )
-    for value, name, color in lines:
-        at = low - _height(value)
-        canvas.line([(x, at), (end, at)], color, 0.9, "--")
-        canvas.text(end + 0.05, at, name, 6.5, color)
+    heights = [_height(value) for value, _, _ in lines]
+    middle = sum(heights) / 2
+    for height, (_, name, color) in zip(heights, lines, strict=True):
+        canvas.line([(x, low - height), (end, low - height)], color, 0.9, "--")
+        # Two lines may be closer than two names.
+        near = abs(height - middle) < NAME_IN / 2
+        upper = height > middle or (height == middle and color == VERMILLION)
+        beside = middle + (NAME_IN if upper else -NAME_IN) / 2 if near else height
+        canvas.text(end + 0.05, low - beside, name, 6.5, color)
 
 
 def _bounds(

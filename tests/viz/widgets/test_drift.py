@@ -1,5 +1,6 @@
 """Drift explorer: its tokens are those of the recorded study, and say what the study says."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvlab.lab.drift.tables import MARGIN
 from kvlab.lab.drift.token_drift import ABOUT, NAME, read_token_drift
 from kvlab.memory.published import data_path
 from kvlab.viz.widgets import drift_explorer, drift_explorer_figure
+from kvlab.viz.widgets.canvas import Width
 from kvlab.viz.widgets.drift import REQUESTS, SIZES, TITLES, drift_hover, drift_table, line_of
 
 FOLDER = data_path("runs", "drift", "summary.csv").parent
@@ -104,3 +106,16 @@ def test_a_damaged_table_is_refused_by_name(tmp_path: Path, change: object, mess
 
 def test_the_table_says_how_it_was_made() -> None:
     assert "token_drift" in (FOLDER / ABOUT).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", ["single", "double"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_names_of_floor_and_tolerance_do_not_lie_on_one_another(
+    dtype: str, width: Width
+) -> None:
+    fig = drift_explorer_figure("forced_fixed", dtype, 8, 6, 24, width=width)
+    fig.draw_without_rendering()
+    named = [t for t in fig.axes[0].texts if t.get_text() in ("2 ε", "0.20")]
+    assert len(named) >= 2
+    for one, other in itertools.combinations(named, 2):
+        assert not one.get_window_extent().padded(-1).overlaps(other.get_window_extent().padded(-1))
