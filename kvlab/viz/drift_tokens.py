@@ -9,6 +9,7 @@ five cells, a hatched bar of six, and a triangle where it comes back.
 """
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,9 @@ from kvlab.viz.drift_scale import PQ, legend_in, require_rows
 from kvlab.viz.strips import box, frame, patches
 from kvlab.viz.style import BLACK, DARK_GREY, SKY, VERMILLION, Role, caption, figure
 
-HEIGHT, ROW_IN = 0.74, 0.27
+HEIGHT, ROW_IN, TITLE_IN = 0.74, 0.27, 0.16
+#: Letters of a line of the title that fit the page at every resolution.
+TITLE_LETTERS = 64
 MOST_STEPS, MOST_REQUESTS = 72, 10
 WAITING = Role("waiting", "#FFFFFF", "....", "_", BLACK)
 HOST = Role("on the host", "#F8E3B4", "////", "D", BLACK)
@@ -76,7 +79,7 @@ def tokens_figure(
         tokens: rid, position, step, token (a byte), abs_dlogprob, restored.
         floor: ε of the dtype, nats.
         rids: the requests; by default up to 10 that fit into 72 steps, of which most came back.
-        run: words for the title: condition, DCP size, dtype.
+        run: words for the title, on lines of their own: condition, DCP size, dtype.
 
     Errors: StudyError for tables without rows or columns, a request that is not in them, or a floor
     that is no number.
@@ -101,7 +104,8 @@ def tokens_figure(
     first = int(mine["begin"].min()) - 1  # the token of the prefill is drawn a step before
     drawn = tokens[tokens["rid"].isin(chosen)]
     last = max(int(mine["end"].max()), int(drawn["step"].max()) + 1)
-    fig = figure("double", height=1.05 + ROW_IN * len(chosen))
+    title = _title(run)
+    fig = figure("double", height=1.05 + ROW_IN * len(chosen) + TITLE_IN * (len(title) - 1))
     lines_in = 2 * 0.19
     grid = fig.add_gridspec(
         2, 1, height_ratios=[float(fig.get_figheight()) - lines_in - 0.3, lines_in]
@@ -112,7 +116,7 @@ def tokens_figure(
         _stays(ax, y, mine[mine["rid"] == rid])
         _tokens(ax, y, tokens[tokens["rid"] == rid].sort_values("position"), floor, size)
     frame(ax, chosen, "request ", (first, last), "step of the node: one forward, one token a cell")
-    ax.set_title("Tokens of a run, and where requests came back" + (f": {run}" if run else ""))
+    ax.set_title("\n".join(title))
     there = [level(float(drift), floor) for drift in tokens["abs_dlogprob"]]
     shades = [role for role in LEVELS if role in there]
     states = [role for name, role in (("waiting", WAITING), ("retracted", HOST))
@@ -142,6 +146,12 @@ def choose(stays: pd.DataFrame) -> list[int]:
         if sum(rid in back for rid in rids) > sum(rid in back for rid in best) or not best:
             best = rids
     return sorted(int(rid) for rid in best or ends.index[:MOST_REQUESTS])
+
+
+def _title(run: str) -> list[str]:
+    """The lines of the title; one line for all would be cut off where letters come out wider."""
+    head = "Tokens of a run, and where requests came back"
+    return [f"{head}:", *wrap(run, TITLE_LETTERS)] if run.strip() else [head]
 
 
 def _which(shown: int, stays: pd.DataFrame) -> str:

@@ -303,6 +303,23 @@ def test_a_mark_stands_wherever_a_request_came_back() -> None:
     assert "came back" in words_of(fig)
 
 
+@pytest.mark.parametrize("words", ["", *(f"{c.title}, DCP 16, bfloat16" for c in CONDITIONS)])
+def test_the_title_of_the_tokens_stays_on_the_page_with_any_condition_and_dtype(words: str) -> None:
+    events, tokens = tables()["events"], tables()["tokens"]
+    fig = tokens_figure(events, tokens, 0.1, ORIGIN, rids=[4, 9], run=words)
+    assert figure_title(fig) == "Tokens of a run, and where requests came back" + (
+        f": {words}" if words else ""
+    )
+    for _ in range(SETTLING_DRAWS):
+        fig.draw_without_rendering()
+    fig.set_layout_engine("none")
+    for dpi in (EXPORT_DPI, *SCREEN_DPI):
+        fig.set_dpi(dpi)
+        fig.draw_without_rendering()
+        box = fig.axes[0].title.get_window_extent()
+        assert fig.bbox.contains(box.x0, box.y0) and fig.bbox.contains(box.x1, box.y1), dpi
+
+
 @pytest.mark.parametrize(
     ("token", "letter"), [(0x20, "·"), (0x0A, "↵"), (0x41, "A"), (0x7F, "□"), (0xFF, "□")]
 )
