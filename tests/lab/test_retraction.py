@@ -1,6 +1,8 @@
 """Retraction counts: equal to a node that steps on real pools, kept under what decides them."""
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,20 @@ from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,
+    Request,
+    Workload,
     generate_closed_loop,
 )
 from kvlab.errors import CapacityError, StudyError
-from kvlab.lab.retraction import COLUMNS, GIB, RetractionStudy, suggest_budgets, with_restore
+from kvlab.lab.retraction import (
+    COLUMNS,
+    GIB,
+    RetractionStudy,
+    least_budget,
+    suggest_budgets,
+    with_restore,
+)
+from kvlab.memory import geometry
 from tests.lab.support import MODEL, PAGE, SMALL, TOKEN, lines, pages, study
 
 
@@ -234,3 +246,25 @@ def test_parameters_that_describe_no_node_are_refused_when_the_study_is_made(
 def test_no_processes_are_refused() -> None:
     with pytest.raises(StudyError, match=r"jobs counts processes, at least 1: got 0"):
         study().run(jobs=0)
+
+
+def test_suggested_budgets_rise_in_equal_ratios_from_what_the_longest_request_needs() -> None:
+    requests = (*(Request(rid, 0.0, 500, 20) for rid in range(100)), Request(100, 0.0, 9000, 20))
+    workload = Workload("one long", requests, "by hand")
+    budgets = suggest_budgets(workload, MODEL)
+    assert budgets[0] == pytest.approx(least_budget(workload, MODEL), rel=0.01)
+    ratios = [b / a for a, b in pairwise(budgets)]
+    assert len(ratios) == 3
+    assert ratios == pytest.approx([ratios[0]] * 3, rel=0.02)
+    assert len(suggest_budgets(workload, MODEL, concurrency=1)) == 1
+
+
+def test_a_geometry_of_ones_own_gives_what_the_shipped_one_of_its_sizes_gives() -> None:
+    named = study()
+    own = replace(named, model=replace(geometry(MODEL), name="mine"))
+    pd.testing.assert_frame_equal(own.run(jobs=1), named.run(jobs=1))
+    assert own.token_bytes == TOKEN
+    assert "geometry" not in named.parameters()
+    said = own.parameters()
+    assert said["model"] == "mine"
+    assert said["geometry"] == {"mla_layers": 7, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
