@@ -7,9 +7,10 @@ with its own bytes, which ask for its own values:
     request 0   set qk=5f zt=0c ... get | qk=5f      the state and rows of request 1 say: ab=77 ...
     request 1   set ab=77 cd=10 ... get | cd=10      ... and those of request 0: qk=5f zt=0c
 
-Kimi Linear applies no rotation, so a row says nothing of its position and an attention sums over a
-*set* of rows: shuffling the rows within a request changes nothing but the order of a sum. That is
-why rows are exchanged between requests, and why a wrong order alone would go unseen.
+An attention of a decode step sums over a *set* of rows, and in which row a token lies says nothing:
+shuffling the rows within a request changes nothing but the order of a sum. (With rotated keys too,
+since keys are rotated before they are stored; Kimi Linear's are not.) That is why rows are exchanged
+between requests, and why a wrong order alone would go unseen.
 """
 
 from collections.abc import Callable
