@@ -192,8 +192,8 @@ BUGS = (
     Bug(
         "the kernel of a run forgets the phase",
         "ops/kernels/localize.py",
-        "g % I + rank * I - phase",
-        "g % I + rank * I",
+        "g % I + rank.to(tl.int64) * I - phase",
+        "g % I + rank.to(tl.int64) * I",
         "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
     ),
     Bug(
