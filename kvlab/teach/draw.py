@@ -2,9 +2,6 @@
 
 from random import Random
 
-import torch
-from torch import Tensor
-
 SMALL_RANKS, RANKS = (2, 3, 4), (2, 3, 4, 5, 6, 7, 8, 16)
 
 
@@ -28,8 +25,9 @@ def pages(rng: Random, count: int, most: int) -> list[int]:
     return rng.sample(range(1, most + 1), count)
 
 
-def slots_of(page_list: list[int], length: int, widened: int) -> Tensor:
-    """int64 ``(length,)``: the slots of positions 0 .. length-1 on those pages of W slots."""
-    position = torch.arange(length)
-    order = torch.tensor(page_list, dtype=torch.int64)
-    return order[position // widened] * widened + position % widened
+def slots_of(page_list: list[int], length: int, widened: int) -> list[int]:
+    """The slots of positions 0 .. length-1 on those pages of W slots.
+
+    A list, as a task shows it: elements of a tensor are equal and yet not the same key of a set.
+    """
+    return [page_list[p // widened] * widened + p % widened for p in range(length)]

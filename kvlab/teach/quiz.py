@@ -208,7 +208,7 @@ quiz = Quiz(
             _the_test,
             (
                 ("a", "DCP 1, restored into new slots"),
-                ("b", "DCP 4, restored into the same slots"),
+                ("b", "DCP 4, restored into the same slots, in which nobody wrote in between"),
                 ("c", "DCP 4, restored into new slots, compared with what was written"),
                 ("d", "DCP 4, a long run in which nobody is retracted"),
             ),

@@ -188,8 +188,8 @@ def test_code_that_changes_its_inputs_changes_neither_the_spec_nor_what_is_shown
     ex = exercise("localize-then-chunk")
 
     def yours(ids: Any, c: int, rank: int, size: int) -> Any:
-        right = ex.answer(ids.clone(), c, rank, size)
-        ids.zero_()
+        right = ex.answer(list(ids), c, rank, size)
+        ids.clear()
         return right
 
     assert ex.check(yours).passed

@@ -32,6 +32,22 @@ def test_the_solution_passes_with_every_seed_and_can_be_read(ex: Exercise) -> No
     assert "<pre" in ex.solution()._repr_html_()
 
 
+def as_shown(value: object) -> bool:
+    """Whether a value is what its text in a task says: numbers, words, lists and pairs of them."""
+    if type(value) in (list, tuple):
+        return all(map(as_shown, value))  # type: ignore[call-overload]
+    return type(value) in (bool, int, float, str)
+
+
+@every_exercise
+def test_a_function_is_given_what_its_task_shows_plain_numbers_words_and_lists(
+    ex: Exercise,
+) -> None:
+    drawn = [ex.task.inputs(7, number, number % 10) for number in range(20)]
+    for inputs in (ex.example, *drawn):
+        assert all(as_shown(value) for value in inputs.values()), inputs
+
+
 def test_each_exercise_has_at_least_two_classical_mistakes() -> None:
     assert set(WRONG) == set(EXERCISES)
     assert min(len(found) for found in WRONG.values()) >= 2

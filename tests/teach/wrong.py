@@ -14,7 +14,7 @@ Wrong = dict[str, Callable[..., Any]]
 
 def _cut_first(ids: Any, c: int, rank: int, size: int) -> list[list[int]]:
     pieces = [ids[i : i + size] for i in range(0, len(ids), size)]
-    return [(piece[rank::c] // c).tolist() for piece in pieces if len(piece[rank::c])]
+    return [[v // c for v in piece[rank::c]] for piece in pieces if piece[rank::c]]
 
 
 def _raw_restore(self: Any, saved: Any, slots: list[int]) -> None:
@@ -119,16 +119,12 @@ WRONG: dict[str, Wrong] = {
         "counted in rows": lambda q, c, P: ((q + 1) * c - 1) * P,
     },
     "overwritten-positions": {
-        "slot for slot": lambda victim, other, c: [
-            p for p, s in enumerate(other.tolist()) if s in victim.tolist()
-        ],
+        "slot for slot": lambda victim, other, c: [p for p, s in enumerate(other) if s in victim],
         "row for row": lambda victim, other, c: [
-            p for p, s in enumerate(other.tolist()) if s // c in (victim // c).tolist()
+            p for p, s in enumerate(other) if s // c in [v // c for v in victim]
         ],
         "the owner only": lambda victim, other, c: [
-            p
-            for p, s in enumerate(other.tolist())
-            if any(v == s // c and v % c == s % c for v in victim.tolist())
+            p for p, s in enumerate(other) if any(v == s // c and v % c == s % c for v in victim)
         ],
     },
     "a-test-that-sees-it": {
@@ -150,10 +146,10 @@ WRONG: dict[str, Wrong] = {
     "localize-then-chunk": {
         "cut first": _cut_first,
         "no division": lambda ids, c, rank, size: [
-            ids[ids % c == rank][i : i + size].tolist()
-            for i in range(0, int((ids % c == rank).sum()), size)
+            [v for v in ids if v % c == rank][i : i + size]
+            for i in range(0, sum(v % c == rank for v in ids), size)
         ],
-        "no cut": lambda ids, c, rank, size: [(ids[ids % c == rank] // c).tolist()],
+        "no cut": lambda ids, c, rank, size: [[v // c for v in ids if v % c == rank]],
     },
     "shard-then-look-up": {
         "looked up first": lambda v, c, P, v2p: (

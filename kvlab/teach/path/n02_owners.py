@@ -19,7 +19,7 @@ def slot_at(p: int, pages: list[int], c: int, P: int) -> int:
 
 
 def _slot_at(p: int, pages: list[int], c: int, P: int) -> int:
-    return int(draw.slots_of(pages, p + 1, P * c)[-1])
+    return draw.slots_of(pages, p + 1, P * c)[-1]
 
 
 def _paged(rng: Random, size: int) -> Inputs:

@@ -3,7 +3,6 @@
 from random import Random
 
 import torch
-from torch import Tensor
 
 from kvlab.index import DcpLayout
 from kvlab.index.pages import raw_use_of_page
@@ -33,15 +32,15 @@ def _page_of(rng: Random, size: int) -> Inputs:
     return {"q": q, "c": draw.ranks(rng, size), "P": draw.page(rng, size)}
 
 
-def overwritten(victim: Tensor, other: Tensor, c: int) -> list[int]:
+def overwritten(victim: list[int], other: list[int], c: int) -> list[int]:
     """Each slot of the victim is written as a row, on every rank; position p lies in slot // c."""
-    rows = set(victim.tolist())
-    return [p for p, slot in enumerate(other.tolist()) if slot // c in rows]
+    rows = set(victim)
+    return [p for p, slot in enumerate(other) if slot // c in rows]
 
 
-def _overwritten(victim: Tensor, other: Tensor, c: int) -> list[int]:
-    rows = torch.full((c, int(torch.cat([victim, other]).max()) + 1), -1)
-    rows[other % c, other // c] = torch.arange(len(other))
+def _overwritten(victim: list[int], other: list[int], c: int) -> list[int]:
+    rows, slots = torch.full((c, max(victim + other) + 1), -1), torch.tensor(other)
+    rows[slots % c, slots // c] = torch.arange(len(other))
     rows[:, victim] = -1
     left = set(rows.flatten().tolist())
     return [p for p in range(len(other)) if p not in left]
@@ -100,7 +99,7 @@ ALL = (
         ascending.""",
         answer=overwritten,
         spec=_overwritten,
-        example={"victim": torch.arange(4, 8), "other": torch.arange(12, 16), "c": 2},
+        example={"victim": [4, 5, 6, 7], "other": [12, 13, 14, 15], "c": 2},
         make=_two_requests,
         hint="in which row does slot s of the other request lie? Is it among the victim's?",
         source="SGLang issue 38645",

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from random import Random
 
 import torch
-from torch import Tensor
 
 from kvlab.index import DcpLayout, localize_masked
 from kvlab.index.moves import localize_virtual
@@ -36,14 +35,14 @@ def _request(rng: Random, size: int) -> Inputs:
     return {"prompt": tokens - generated + 1, "generated": generated, "c": c, "P": P}
 
 
-def chunks(ids: Tensor, c: int, rank: int, size: int) -> list[list[int]]:
+def chunks(ids: list[int], c: int, rank: int, size: int) -> list[list[int]]:
     """Localize the whole run once; only then cut."""
-    rows = (ids[ids % c == rank] // c).tolist()
+    rows = [slot // c for slot in ids if slot % c == rank]
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
-def _chunks(ids: Tensor, c: int, rank: int, size: int) -> list[list[int]]:
-    rows = localize_masked(ids, c, rank)
+def _chunks(ids: list[int], c: int, rank: int, size: int) -> list[list[int]]:
+    rows = localize_masked(torch.tensor(ids), c, rank)
     return [rows[i : i + size].tolist() for i in range(0, len(rows), size)]
 
 
@@ -120,7 +119,7 @@ def _moved(rng: Random, size: int) -> Inputs:
     pages = draw.pages(rng, 2 * count, 2 * count + 1 + size)
     old, new = (draw.slots_of(p, length, P * c) for p in (pages[:count], pages[count:]))
     tokens = [rng.randint(1, 9 if size < 3 else 9999) for _ in range(length)]
-    return {"c": c, "P": P, "old": old.tolist(), "new": new.tolist(), "tokens": tokens}
+    return {"c": c, "P": P, "old": old, "new": new, "tokens": tokens}
 
 
 ALL = (
@@ -150,7 +149,7 @@ ALL = (
         chunk. Return the chunks, a list of lists of rows, in the order of the positions.""",
         answer=chunks,
         spec=_chunks,
-        example={"ids": torch.arange(8, 20), "c": 4, "rank": 1, "size": 2},
+        example={"ids": list(range(8, 20)), "c": 4, "rank": 1, "size": 2},
         make=_run,
         hint="a chunk of slots begins the turn of the ranks anew; a chunk of rows has no turns",
         source="SGLang pull request 39487",
