@@ -40,10 +40,11 @@ class OwnerStudy:
         need = self.layout.pages_for(self.start + self.length)
         pages = self.page_list
         if len(pages) < need or len(set(pages)) != len(pages):
+            more = "raise num_pages" if self.pages is None else "name more pages, none twice,"
             raise StudyError(
                 f"positions 0..{self.start + self.length - 1} need {need} different pages of "
                 f"{self.layout.widened_page_size} slots: got {_shown(pages)} (num_pages="
-                f"{self.layout.num_pages}); raise num_pages or shorten the run"
+                f"{self.layout.num_pages}); {more} or shorten the run"
             )
         bad = [p for p in pages if not 1 <= p <= self.layout.num_pages]
         if bad:

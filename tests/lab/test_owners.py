@@ -129,6 +129,8 @@ def test_a_buffer_map_begins_inside_the_buffer_and_shows_a_page(first: int, page
         (0, 0, None, r"start >= 0 and length >= 1: got start=0, length=0"),
         (-1, 3, None, r"start >= 0 and length >= 1: got start=-1, length=3"),
         (0, 13, None, r"positions 0\.\.12 need 4 different pages of 4 slots: got \[1, 2, 3\]"),
+        (0, 13, None, "raise num_pages or shorten the run"),
+        (0, 8, (2, 2), "name more pages, none twice, or shorten the run"),
         (4, 5, (1, 2), r"positions 0\.\.8 need 3 different pages of 4 slots: got \[1, 2\]"),
         (0, 8, (2, 2), r"need 2 different pages of 4 slots: got \[2, 2\] \(num_pages=3\)"),
         (0, 1, (4,), r"a page must lie in \[1, 3\]: got 4; page 0 is the padding page"),
