@@ -86,8 +86,12 @@ def describe(study: OwnerStudy) -> str:
     ranges = table.groupby("page", sort=False)["slot"].agg(["min", "max"])
     slots = [f"{low}" if low == high else f"{low}..{high}" for low, high in ranges.to_numpy()]
     held = ", ".join(map(str, study.lens()["positions"]))
-    words = {"right": "the right row", "another slot": "another slot's row", "out of range": "none"}
-    hits = [f"{n} would hit {words[str(raw)]}" for raw, n in table["raw"].value_counts().items()]
+    words = {
+        "right": "hit the right row",
+        "another slot": "hit another slot's row",
+        "out of range": "lie past the buffer",
+    }
+    hits = [f"{n} would {words[str(raw)]}" for raw, n in table["raw"].value_counts().items()]
     return (
         f"{study.length} positions from {study.start} on are slots {', '.join(slots[:6])}"
         f"{', ...' if len(slots) > 6 else ''}. Ranks 0..{study.layout.dcp_size - 1} hold {held} of "

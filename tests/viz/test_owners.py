@@ -238,7 +238,7 @@ def test_a_text_that_would_be_too_small_is_not_drawn() -> None:
 def test_the_numbers_in_words_are_those_of_the_tables() -> None:
     assert describe(RUN) == (
         "38 positions from 0 on are slots 48..63, 16..31, 80..85. Ranks 0..3 hold 10, 10, 9, 9 of "
-        "them. Used as row numbers, 22 would hit none, 16 would hit another slot's row."
+        "them. Used as row numbers, 22 would lie past the buffer, 16 would hit another slot's row."
     )
     single = describe(OwnerStudy(DcpLayout(1, 1, 9), 7))
     assert "slots 1, 2, 3, 4, 5, 6, ..." in single and "7 would hit the right row" in single

@@ -121,7 +121,8 @@ def _draw(
             canvas.outline(box, width=1.4)
     entries: list[Any] = [
         (look_of(VICTIM), f"request {walk.victim}, the victim"),
-        (look_of(OTHERS[0]), "other requests"),
+        *((look_of(other), "") for other in OTHERS[:-1]),
+        (look_of(OTHERS[-1]), "other requests, a colour each"),
         (look_of(FREE), "no token"),
         (look_of(PADDING), "padding page (0)"),
     ]
