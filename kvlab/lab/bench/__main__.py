@@ -4,10 +4,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from kvlab.errors import KvlabError
+from kvlab.errors import KvlabError, StudyError
 from kvlab.lab.bench.place import open_place
 from kvlab.lab.bench.record import place_of_file, record_path, write_frame
 from kvlab.lab.bench.run import PARTS, conditions, run_bench
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         part_of_file = bool(given.only) and not given.join
         if out is None and given.record and not given.quick and not part_of_file:
             out = record_path(place)
+        _require_file(given, out)
         where = conditions(given.repeat, place)
         found = run_bench(
             given.only, place=place, quick=given.quick, runs=given.repeat, progress=_tell
@@ -50,6 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         torch.set_num_threads(threads)
     return 0
+
+
+def _require_file(given: argparse.Namespace, out: Path | None) -> None:
+    """Before minutes are spent: lines can only be kept in a file that is written."""
+    asked = [f"--{name}" for name in ("keep", "join") if getattr(given, name)]
+    if asked and out is None:
+        raise StudyError(
+            f"{' and '.join(asked)} keep lines of a file that is written, and this run writes "
+            f"none; add --record (without --quick; with --only, --join too) or --csv OUT"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

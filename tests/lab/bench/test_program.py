@@ -198,3 +198,16 @@ def test_what_is_left_out_is_told_once_and_is_no_error(
     said = capsys.readouterr()
     assert said.out.count("left out: merge, huge: it takes 9 GiB") == 1
     assert "run 1 of 2: merge, left out: merge, huge" in said.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--join"], ["--keep"], ["--record", "--quick", "--join"], ["--only", "merge", "--keep"]],
+)
+def test_lines_are_kept_only_in_a_file_that_is_written(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 1
+    assert (
+        "keep lines of a file that is written, and this run writes none" in capsys.readouterr().err
+    )
