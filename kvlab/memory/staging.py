@@ -5,7 +5,7 @@ and begin in another; on the host flat rows lie one behind the other. The sums o
 taken on the device, give the checksum that ``rows.checksum`` takes on the host.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -84,34 +84,23 @@ class Job:
 
     def gather(self, piece: Piece) -> Work:
         """Rows to staging, summed."""
-        return self._guarded(
-            lambda: ops.gather_rows(
-                self.buffer,
-                self.rows,
-                piece.stage,
-                piece.begin,
-                piece.end,
-                sums=self._sums,
-                block_rows=block_rows(self.page_size),
-                page_size=self.page_size,
-                backend=self.backend,
-            )
-        )
+        return self._guarded(lambda: self._move(ops.gather_rows, piece))
 
     def scatter(self, piece: Piece) -> Work:
         """Staging to rows, summed."""
-        return self._guarded(
-            lambda: ops.scatter_rows(
-                self.buffer,
-                self.rows,
-                piece.stage,
-                piece.begin,
-                piece.end,
-                sums=self._sums,
-                block_rows=block_rows(self.page_size),
-                page_size=self.page_size,
-                backend=self.backend,
-            )
+        return self._guarded(lambda: self._move(ops.scatter_rows, piece))
+
+    def _move(self, rows_op: Callable[..., None], piece: Piece) -> None:
+        rows_op(
+            self.buffer,
+            self.rows,
+            piece.stage,
+            piece.begin,
+            piece.end,
+            sums=self._sums,
+            block_rows=block_rows(self.page_size),
+            page_size=self.page_size,
+            backend=self.backend,
         )
 
     def to_host(self, piece: Piece) -> Work:
