@@ -9,8 +9,8 @@ with its own bytes, which ask for its own values:
 
 An attention of a decode step sums over a *set* of rows, and in which row a token lies says nothing:
 shuffling the rows within a request changes nothing but the order of a sum. (With rotated keys too,
-since keys are rotated before they are stored; Kimi Linear's are not.) That is why rows are exchanged
-between requests, and why a wrong order alone would go unseen.
+since keys are rotated before they are stored; Kimi Linear's are not.) That is why rows are
+exchanged between requests, and why a wrong order alone would go unseen.
 """
 
 from collections.abc import Callable
