@@ -3,7 +3,7 @@
 An empty shard is ``out = 0, lse = -inf``. Backends report it otherwise (0, +inf, NaN), so the merge
 takes NaN and +inf for empty, and *selects* instead of multiplying by zero: 0 * NaN is NaN.
 
-Source: ``layers/dcp/comm.py`` of SGLang; log bases of the backends as in ``engines``.
+Source: ``layers/dcp/comm.py`` of SGLang; ``notebooks/ENGINEERS.md`` has the log bases of engines.
 """
 
 import math

@@ -11,7 +11,7 @@ Worked example, dcp_size=2, page_size=2, num_pages=2 (W = 4):
     row    0 0 1 1 | 2 2 3 3 | 4 4  5  5      slot // 2
     page   padding |    1    |     2
 
-Source: ``mechanics`` of SGLang's paged allocator under DCP (its page is ``page_size * dcp_size``);
+Source: SGLang's paged allocator under DCP, whose page is ``page_size * dcp_size``;
 ``interleave`` > 1 is the rule of vLLM (``cp_kv_cache_interleave_size``), TensorRT-LLM's V2 ledger
 and SGLang's kv-shard placement (``interleave = page_size``).
 """

@@ -1,4 +1,4 @@
-"""``python -m kvlab.lab.bench``: print the table, or JSON, and write a CSV file if one is named."""
+"""``python -m kvlab.lab.bench``: print the table, or JSON; write a CSV file if asked to."""
 
 import argparse
 import json
