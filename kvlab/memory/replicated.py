@@ -2,7 +2,7 @@
 
 Its rows are the slots themselves, so it must hold every id that the allocator can issue: with c=2,
 page_size=2 and two pages that is 12 rows, not 6. Sized by the physical space it runs out at the
-first high slot (SGLang issue 35221).
+first high slot (SGLang pull request 35221).
 """
 
 from typing import ClassVar
