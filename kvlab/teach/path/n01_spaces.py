@@ -84,7 +84,7 @@ ALL = (
         example={"c": 4, "P": 64, "N": 128},
         make=_layout,
         hint="both spaces have N + 1 pages, numbered from 0; a page has P * c slots, and P rows",
-        source="SGLang issue 33432",
+        source="SGLang pull request 33432",
     ),
     Exercise(
         "phase-of-a-chunk",
