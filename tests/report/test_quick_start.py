@@ -25,8 +25,9 @@ COMMANDS = re.findall(r"^```\n(.*?)^```", QUICK, re.S | re.M)[0].splitlines()
 def test_a_command_of_the_quick_start_does_what_it_says(line: str) -> None:
     # `make` with KVLAB_PYTHON uses the Python of the tests and installs nothing.
     python = f'"{sys.executable}"'
-    command = line.replace(".venv/bin/kvlab", f"{python} -m kvlab")
-    command = command.replace(".venv/bin/python", python)
+    # In one go: the Python of the tests may itself lie in a .venv.
+    program = {"kvlab": f"{python} -m kvlab", "python": python}
+    command = re.sub(r"\.venv/bin/(kvlab|python)\b", lambda found: program[found[1]], line)
     environment = {**os.environ, "KVLAB_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(
