@@ -169,7 +169,7 @@ def test_a_pool_takes_any_float_dtype_any_stride_and_no_graph(
 
 
 def test_the_bound_of_a_write_is_the_bound_of_the_widened_space() -> None:
-    # Upstream pull request 33432: ids from 8256 on were refused, though the pool holds slots to 33023.
+    # Upstream PR 33432: ids from 8256 on were refused, though the pool holds slots to 33023.
     layout = DcpLayout(dcp_size=4, page_size=64, num_pages=128)
     pools = make_pools(layout, layers=1, nope=1, rope=0)
     assert (layout.row_end, layout.slot_end) == (8256, 33024)
