@@ -14,6 +14,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import torch  # noqa: E402  # after the threads are set
+
+# Triton reads this when it decorates the kernels, so it must stand before any test is collected.
+# Where there is a CUDA device the kernels are compiled, and the `gpu` tests run them.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # No limits on time anywhere: on a busy machine a slow draw says nothing about a law.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # In CI the same commit draws the same examples every time; new ones are found by local runs.
@@ -29,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("browser") or item.get_closest_marker("notebook"):
             # A kernel can miss a message and wait out its time; see the marker's text.
             item.add_marker(pytest.mark.flaky(reruns=1))
-        if item.get_closest_marker("gpu") and not _has_cuda():
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and none is here"))
 
 
@@ -37,12 +44,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip from one place, so that all tests of a browser are skipped with one sentence."""
     if item.get_closest_marker("browser") and (lacking := _lacks_browser()):
         pytest.skip(lacking)
-
-
-def _has_cuda() -> bool:
-    import torch  # here, because most runs have no test that asks
-
-    return torch.cuda.is_available()
 
 
 def _lacks_browser() -> str | None:

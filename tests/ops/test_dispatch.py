@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,9 @@ def test_every_kernel_compiles_for_a_gpu_where_there_is_none(tmp_path: Path) -> 
     assert set(compiled) == {
         "_run", "_checked_run", "_fixed_shape", "_remap", "_copy", "_write", "_merge"
     }  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed: no twin can run")
+def test_where_triton_is_the_suite_runs_the_twins_on_a_gpu_or_in_the_interpreter() -> None:
+    # Nothing that is collected before the ops may settle it otherwise: all their tests would skip.
+    assert twin_can_run("cuda" if torch.cuda.is_available() else "cpu")
