@@ -14,7 +14,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import torch  # noqa: E402  # after the threads are set
+import torch  # after the threads are set
 
 # Triton reads this when it decorates the kernels, so it must stand before any test is collected.
 # Where there is a CUDA device the kernels are compiled, and the `gpu` tests run them.
