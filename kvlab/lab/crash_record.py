@@ -25,7 +25,7 @@ import torch
 
 from kvlab.errors import KvlabError, StudyError
 from kvlab.index import DcpLayout
-from kvlab.lab.crash_child import ChildResult, crash_in_child
+from kvlab.lab.crash_child import ChildResult
 from kvlab.lab.folders import Folder
 from kvlab.lab.gpu import driver
 from kvlab.lab.origin import collect_origin, without_paths
@@ -112,13 +112,6 @@ def make_record(layout: DcpLayout, child: ChildResult, command: str = COMMAND) -
         assert_lines=sum(_ASSERTS in line.lower() for line in lines),
         output=shortened(lines),
     )
-
-
-def record_crash(layout: DcpLayout, place: Path, device: str = "cuda") -> CrashRecord:
-    """Crash in a child, and keep what it said at ``place``. Errors: those of its three steps."""
-    record = make_record(layout, crash_in_child(layout, device))
-    write_record(record, place)
-    return record
 
 
 def scrubbed(line: str) -> str:

@@ -22,7 +22,7 @@ from kvlab.viz.widgets import __main__ as explorers
 MODULES = {
     "kvlab.report.notebooks": notebooks_parser,
     "kvlab.report.pictures": pictures_parser,
-    "kvlab.lab.bench": bench._parser,
+    "kvlab.lab.bench": bench.parser,
     "kvlab.lab.drift.token_drift": token_drift.parser,
     "kvlab.lab.training": training.parser,
     "kvlab.viz.training": curve.parser,

@@ -15,14 +15,13 @@ import torch
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab import crash_record
-from kvlab.lab.crash_child import ChildResult
+from kvlab.lab.crash_child import ChildResult, crash_in_child
 from kvlab.lab.crash_record import (
     COMMAND,
     CrashRecord,
     crash_words,
     make_record,
     read_record,
-    record_crash,
     recorded_crash,
     shortened,
     write_record,
@@ -126,11 +125,11 @@ def test_of_six_lines_four_and_a_count_are_kept() -> None:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_what_is_recorded_is_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crash_record, "crash_in_child", lambda *_: CHILD)
+def test_what_is_recorded_is_what_is_read(tmp_path: Path) -> None:
     place = tmp_path / "runs" / "crash-cuda.json"
     place.parent.mkdir()
-    made = record_crash(LAYOUT, place)
+    made = make_record(LAYOUT, CHILD)
+    write_record(made, place)
     assert read_record(place) == made
     assert [path.name for path in place.parent.iterdir()] == ["crash-cuda.json"]
 
@@ -140,7 +139,8 @@ def test_on_a_gpu_the_assert_is_recorded_and_this_process_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    made = record_crash(LAYOUT, tmp_path / "crash-cuda.json")
+    made = make_record(LAYOUT, crash_in_child(LAYOUT, "cuda"))
+    write_record(made, tmp_path / "crash-cuda.json")
     assert read_record(tmp_path / "crash-cuda.json") == made
     assert made.exit_code != 0
     assert made.assert_lines > 0

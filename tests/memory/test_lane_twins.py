@@ -6,24 +6,12 @@ Slow, so few and small; on a GPU ``test_cuda.py`` runs them compiled.
 import pytest
 import torch
 
-from kvlab.errors import BackendError, BackupError
+from kvlab.errors import BackupError
 from kvlab.index import DcpLayout
 from kvlab.memory import DeferredLane
-from kvlab.ops import choose
+from tests.ops.support import needs_interpreter
 
 from .support import KINDS, Run, assemble, bits, make_pools, scramble, slots_on
-
-
-def _twins_run_here() -> bool:
-    try:
-        return choose("triton", torch.empty(0)) == "triton"
-    except BackendError:
-        return False
-
-
-needs_interpreter = pytest.mark.skipif(
-    not _twins_run_here(), reason="the twins take CPU tensors under Triton's interpreter only"
-)
 
 
 @needs_interpreter

@@ -20,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A missed aim is a finding and not a failure: the table says it, the exit code does not.
     """
-    given = _parser().parse_args(argv)
+    given = parser().parse_args(argv)
     threads = torch.get_num_threads()
     try:
         if given.threads is not None:
@@ -64,50 +64,51 @@ def _require_file(given: argparse.Namespace, out: Path | None) -> None:
         )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The options of ``python -m kvlab.lab.bench``."""
+    made = argparse.ArgumentParser(
         prog="python -m kvlab.lab.bench",
         description="Time kvlab beside its baselines, in turns, and print the ratios.",
         epilog="The whole takes some ten minutes and up to three quarters of the memory; what "
         "would take more is left out. --quick takes little of either, and its ratios are not "
         "those of the aims.",
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, half a minute")
-    parser.add_argument(
+    made.add_argument("--quick", action="store_true", help="small sizes, half a minute")
+    made.add_argument(
         "--only", action="append", choices=list(PARTS), help="this part only; may be given twice"
     )
-    parser.add_argument(
+    made.add_argument(
         "--repeat",
         type=_whole,
         default=1,
         metavar="N",
         help="run everything N times and show each comparison's run of median ratio",
     )
-    parser.add_argument(
+    made.add_argument(
         "--threads", type=_whole, metavar="N", help="threads of torch; else what torch takes"
     )
-    parser.add_argument(
+    made.add_argument(
         "--device", default="cpu", metavar="DEVICE", help="cpu (default), cuda or cuda:N"
     )
-    parser.add_argument("--csv", type=place_of_file, metavar="OUT", help="write the rows to a file")
-    parser.add_argument(
+    made.add_argument("--csv", type=place_of_file, metavar="OUT", help="write the rows to a file")
+    made.add_argument(
         "--record",
         action="store_true",
         help="write data/runs/bench-<device>.csv, unless --quick, or --only without --join, makes "
         "less of it",
     )
-    parser.add_argument(
+    made.add_argument(
         "--keep",
         action="store_true",
         help="keep the lines that the file has of another number of threads",
     )
-    parser.add_argument(
+    made.add_argument(
         "--join",
         action="store_true",
         help="keep the lines that the file has of other parts: with --only, a run in pieces",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    return parser
+    made.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    return made
 
 
 def _whole(text: str) -> int:
