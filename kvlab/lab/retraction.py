@@ -21,8 +21,7 @@ import pandas as pd
 from joblib import Parallel, delayed
 
 import kvlab
-from kvlab.engine.events import simulate
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import CountingNode, NodeConfig
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.lab.folders import cache_folder
@@ -272,7 +271,7 @@ def _numbered(
 
 def _point(study: RetractionStudy, dcp_size: int, budget: float) -> dict[str, object]:
     config = study.config(dcp_size, budget)
-    done = simulate(study.workload, config).counters
+    done = CountingNode(config).run(study.workload).counters
     # A retracted request holds KV for all its tokens but the newest.
     given_back = (
         done.retracted_input_tokens + done.retracted_output_tokens - done.retracted_requests

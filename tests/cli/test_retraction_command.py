@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvlab.engine.events import simulate
+from kvlab.engine import CountingNode
 from kvlab.engine.workload import Workload, default_workload, load_trace
 from kvlab.lab import retraction as study_module
 from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
@@ -284,7 +284,7 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
 
     def counted(workload: Workload, config: Any) -> Any:
         seen.append(config.layout.dcp_size)
-        return simulate(workload, config)
+        return CountingNode(config).run(workload)
 
     monkeypatch.setattr(study_module, "simulate", counted)
     some = ["--dcp-sizes", ",".join(sizes[: kept + 2]), "--csv", "-"]

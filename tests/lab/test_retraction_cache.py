@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvlab.engine.events import simulate
+from kvlab.engine import CountingNode
 from kvlab.engine.workload import (
     Workload,
     generate_closed_loop,
@@ -26,7 +26,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(workload: Workload, config: Any) -> Any:
         seen.append(config.layout.dcp_size)
-        return simulate(workload, config)
+        return CountingNode(config).run(workload)
 
     monkeypatch.setattr(retraction, "simulate", counted)
     return seen
@@ -52,7 +52,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
         if len(seen) == 4:
             raise KeyboardInterrupt
         seen.append(config.layout.dcp_size)
-        return simulate(workload, config)
+        return CountingNode(config).run(workload)
 
     monkeypatch.setattr(retraction, "simulate", stopped)
     with pytest.raises(KeyboardInterrupt):
