@@ -110,4 +110,4 @@ def test_a_standard_output_in_ascii_gets_escapes(
         monkeypatch.setattr(sys, "stdout", narrow)
         words = ["retraction", "--trace", str(path), "--dcp-sizes", "1", "--budgets", "1"]
         assert main([*words, *more]) == 0
-        assert narrow.buffer.getvalue().isascii()  # type: ignore[attr-defined]
+        assert narrow.buffer.getvalue().isascii()
