@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first. Packages of one line may not import each other, each may import the lines below.
 LAYERS = (
     ("errors",),
+    ("files",),
     ("index", "attn"),
     ("ops",),
     ("ranks",),
@@ -34,6 +35,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # What else a layer may import beside the standard library. The three top lines may import anything.
 LIBRARIES = {
     "errors": set[str](),
+    "files": set[str](),
     # numpy: OR and AND reductions, which torch lacks, make the check of a run cheap.
     "index": {"numpy", "torch"},
     "attn": {"torch"},
