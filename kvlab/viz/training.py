@@ -1,27 +1,19 @@
-"""The loss curve of a training, and its recall: ``python -m kvlab.viz.training OUT`` draws it.
+"""The loss curve of a training (``scripts/train_tiny``), and its recall.
 
 Left, bits a byte of the training batches and of held-out text; right, the recall of the log beside
-chance. Both against the bytes seen. The folder is one that ``kvlab.lab.training`` wrote; figure and
-footer come from its ``loss-curve.csv`` and ``measured.json``, and nothing is computed again.
+chance. Both against the bytes seen.
 
 Worked example: after 100 steps of 42 sequences of 96 bytes a point lies at 0.4 million bytes. A
 grey line stands before the first point of each later phase: its batches are another text.
 """
 
-import argparse
-import json
-import sys
-from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvlab.errors import KvlabError, StudyError
+from kvlab.errors import StudyError
 from kvlab.lab.origin import Origin
-from kvlab.viz.save import save_figure
 from kvlab.viz.style import BLUE, DARK_GREY, LIGHT_GREY, ORANGE, VERMILLION, caption, figure
 
 NAME = "loss-curve"
@@ -39,7 +31,7 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
     if missing or log.empty:
         raise StudyError(
             f"a loss curve is drawn from the lines of a training: got {len(log)} rows, columns "
-            f"missing: {', '.join(missing) or 'none'}; pass the table that kvlab.lab.training wrote"
+            f"missing: {', '.join(missing) or 'none'}; pass the table that scripts.train_tiny wrote"
         )
     fig = figure("double", height=2.6)
     left, right = fig.subplots(1, 2)
@@ -76,43 +68,3 @@ def _changes(log: pd.DataFrame) -> list[float]:
     """Bytes seen half-way between the last point of a phase and the first of the next."""
     points = list(zip(log["phase"].tolist(), log["tokens"].tolist(), strict=True))
     return [(a[1] + b[1]) / 2 for a, b in pairwise(points) if a[0] != b[0]]
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options of ``python -m kvlab.viz.training``."""
-    made = argparse.ArgumentParser(
-        prog="python -m kvlab.viz.training",
-        description="Draw the loss curve of a training: SVG, PDF, PNG, and JSON with the origin.",
-    )
-    made.add_argument("out", type=Path, metavar="OUT", help="a folder of kvlab.lab.training")
-    return made
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the curve of a folder into it: 0, or 1 with a sentence."""
-    folder: Path = parser().parse_args(argv).out
-    try:
-        log, facts = _read(folder)
-        fig = loss_curve_figure(log, facts["recall_chance"], Origin(**facts["origin"]))
-        save_figure(fig, NAME, log, Origin(**facts["origin"]), folder)
-    except KvlabError as error:
-        print(f"kvlab training: {error}", file=sys.stderr)
-        return 1
-    print(f"{folder}: {NAME}.svg, .pdf, .png, .csv, .json")
-    return 0
-
-
-def _read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    try:
-        facts = json.loads((folder / "measured.json").read_text(encoding="utf-8"))
-        return pd.read_csv(folder / f"{NAME}.csv"), facts
-    except (OSError, ValueError) as error:
-        raise StudyError(
-            f"a loss curve is drawn from {NAME}.csv and measured.json of a training: "
-            f"{folder.name!r} gives {type(error).__name__}; name a folder of "
-            f"python -m kvlab.lab.training, or measure it with --measure-only"
-        ) from error
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -86,7 +86,7 @@ def libraries_imported_below(folder: str) -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    found -= set(sys.stdlib_module_names) | {"kvlab", "tests"}
+    found -= set(sys.stdlib_module_names) | {"kvlab", "tests", "scripts"}
     return {INSTALLED_AS.get(name, name) for name in found}
 
 

@@ -1,8 +1,5 @@
 """The loss curve shows the lines of the log, and chance beside recall."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,11 +7,11 @@ import pytest
 from kvlab.errors import StudyError
 from kvlab.lab.origin import Origin
 from kvlab.viz.save import figure_title
-from kvlab.viz.training import loss_curve_figure, main
+from kvlab.viz.training import loss_curve_figure
 from tests.viz.figure_checks import curves, legend_words, nothing_overlaps
 
 ORIGIN = Origin(
-    "python -m kvlab.lab.training OUT", 1, {"steps": 4}, "cpu", {"kvlab": "0"}, None, "2026"
+    "python -m scripts.train_tiny OUT", 1, {"steps": 4}, "cpu", {"kvlab": "0"}, None, "2026"
 )
 LOG = pd.DataFrame(
     {
@@ -46,17 +43,3 @@ def test_a_table_that_is_no_log_is_refused() -> None:
         loss_curve_figure(LOG.drop(columns="recall"), 0.0625, ORIGIN)
     with pytest.raises(StudyError, match=r"got 0 rows, columns missing: none"):
         loss_curve_figure(LOG.iloc[:0], 0.0625, ORIGIN)
-
-
-def test_a_folder_is_drawn_into_and_one_without_a_training_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([str(tmp_path)]) == 1
-    assert "gives FileNotFoundError; name a folder of python -m" in capsys.readouterr().err
-    LOG.to_csv(tmp_path / "loss-curve.csv", index=False)
-    facts = {"recall_chance": 0.0625, "origin": ORIGIN.as_dict()}
-    (tmp_path / "measured.json").write_text(json.dumps(facts))
-    assert main([str(tmp_path)]) == 0
-    about = json.loads((tmp_path / "loss-curve.json").read_text())
-    assert about["origin"] == ORIGIN.as_dict()
-    assert (tmp_path / "loss-curve.svg").stat().st_size > 10_000
