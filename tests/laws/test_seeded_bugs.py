@@ -2,9 +2,9 @@
 
 A worker makes one copy of the project. For each bug one line of the copy is changed, the law runs
 on it in a process of its own, and the line is put back. The suite runs the same laws on the project
-itself, and one law of each layer runs on the unchanged copy, so a law that fails always is seen too.
-The processes are forked from a server that has imported the libraries, which takes longer than most
-laws.
+itself, and one law of each layer runs on the unchanged copy: a law that fails always is seen too.
+The processes are forked from a server that has imported the libraries, as that takes longer than
+most laws.
 """
 
 import os
