@@ -443,6 +443,11 @@ class CountingNode:
         """A request has joined again: its KV comes back from the host."""
 
 
+def simulate(workload: Workload | Sequence[Request], config: NodeConfig) -> RunResult:
+    """``CountingNode(config).run(workload)`` in one call."""
+    return CountingNode(config).run(workload)
+
+
 def _victim_key(request: RunningRequest) -> tuple[int, int, int]:
     # At one clock, the order of -born is the order of what was generated.
     return policy.victim_key(-request.born, request.prompt, request.joined)

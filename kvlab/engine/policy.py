@@ -21,7 +21,7 @@ from typing import Literal
 
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
-from kvlab.index.reprs import block, facts
+from kvlab.show import facts, html
 
 Restore = Literal["backup", "recompute"]
 HostFull = Literal["abort", "recompute"]
@@ -154,7 +154,7 @@ class NodeConfig:
             for value in [getattr(self, f.name)]
         ]
         title = "Node: its pool and the rules it follows (tokens, unless named otherwise)"
-        return block(facts(title, rows))
+        return html(facts(title, rows))
 
 
 _OPTIONAL = {

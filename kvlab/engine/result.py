@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from kvlab.engine.policy import NodeConfig
-from kvlab.index.reprs import GAP, Cell, block, facts, strip
+from kvlab.show import GAP, Cell, Table, facts, html, strip
 
 ABORT_TOO_LARGE = "cannot fit with its reserve even alone in an empty pool"
 ABORT_LAST = "out of memory even after retracting all other requests"
@@ -116,31 +116,31 @@ class RunResult:
         retracted = [o.rid for o in most[:MOST_STORIES] if o.retractions]
         if self.events and retracted:
             tables.append(_stories(retracted, self.events))
-        return block(*tables)
+        return html(*tables)
 
 
-def _retractions(most: Sequence[Outcome], total: int) -> str:
-    heads = [Cell(o.rid) for o in most]
-    times = [Cell(o.retractions, color=5 if o.retractions else None) for o in most]
-    ends = [Cell(f"{o.status} {o.end_step}") for o in most]
+def _retractions(most: Sequence[Outcome], total: int) -> Table:
+    columns: list[Sequence[object] | str] = [
+        (o.rid, Cell(o.retractions, 5 if o.retractions else None), f"{o.status} {o.end_step}")
+        for o in most
+    ]
     if total > len(most):
-        more = Cell(f"{GAP} ({total - len(most):,} more)")
-        heads, times, ends = [*heads, more], [*times, Cell(GAP)], [*ends, Cell(GAP)]
-    lines = [("request", heads), ("retractions", times), ("ended, at step", ends)]
-    return strip("Requests, those retracted most first", lines)
+        columns.append(f"{GAP} ({total - len(most):,} more)")
+    names = ("request", "retractions", "ended, at step")
+    return strip("Requests, those retracted most first", names, columns)
 
 
-def _stories(rids: Sequence[int], events: Sequence[Event]) -> str:
+def _stories(rids: Sequence[int], events: Sequence[Event]) -> Table:
     """One line a request: its events and their steps, in order."""
     of = {rid: [event for event in events if event.rid == rid] for rid in rids}
     wide = max(min(len(story), MOST_EVENTS) for story in of.values())
-    lines = [("request", [Cell(f"event {i + 1}") for i in range(wide)])]
+    lines: list[tuple[object, ...]] = [("request", *(f"event {i + 1}" for i in range(wide)))]
     for rid, story in of.items():
         cells = [Cell(f"{e.kind} {e.step}", _COLORS.get(e.kind)) for e in story[:wide]]
         if len(story) > wide:
             cells[-1] = Cell(f"{GAP} ({len(story) - wide + 1:,} more)")
-        lines.append((str(rid), [*cells, *[Cell("")] * (wide - len(cells))]))
-    return strip("What happened to them, with the step", lines)
+        lines.append((rid, *cells, *[""] * (wide - len(cells))))
+    return Table("What happened to them, with the step", tuple(lines), headed=True)
 
 
 @dataclass(slots=True)

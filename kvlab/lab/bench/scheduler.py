@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import kvlab
-from kvlab.engine import CountingNode, NodeConfig, StepNode
+from kvlab.engine import NodeConfig, StepNode, simulate
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,
@@ -83,8 +83,7 @@ def sweep_row(case: SchedulerCase, trace: Path | None) -> Row:
     seconds, tokens = [], 0
     for _ in range(case.sweeps):
         begun = time.perf_counter()
-        runs = (CountingNode(node).run(study.workload) for node in points)
-        tokens = sum(run.counters.decode_tokens for run in runs)
+        tokens = sum(simulate(study.workload, node).counters.decode_tokens for node in points)
         seconds.append(time.perf_counter() - begun)
     bound = f"bound of {BOUND_S:.0f} s"
     timing = Timing(
@@ -125,7 +124,7 @@ def twin_row(case: SchedulerCase) -> Row:
     Errors: StudyError when the two results differ.
     """
     workload = generate_closed_loop(case.twin_requests, SHORT, seed=3)
-    if StepNode(SMALL_NODE).run(workload) != CountingNode(SMALL_NODE).run(workload):
+    if StepNode(SMALL_NODE).run(workload) != simulate(workload, SMALL_NODE):
         raise StudyError(
             f"what is timed must be right: the step and the event scheduler differ on "
             f"{len(workload)} requests; do not trust this benchmark"
@@ -146,4 +145,4 @@ def measure(quick: bool, _: Place) -> Iterator[list[Row] | LeftOut]:
 
 
 def _simulated(workload: Workload, node: NodeConfig) -> Callable[[int], Callable[[], object]]:
-    return lambda _: lambda: CountingNode(node).run(workload)
+    return lambda _: lambda: simulate(workload, node)
