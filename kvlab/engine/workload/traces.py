@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import IO, NoReturn, cast
 
 import pandas as pd
-from pandas.io.common import get_handle
+from pandas.io.common import get_handle  # type: ignore[import-not-found]  # has no stub
 
 from kvlab.engine.workload.requests import MAX_TOKENS, Workload
 from kvlab.errors import WorkloadError
