@@ -8,8 +8,6 @@ Worked example: 72, 46, 12, 2 and 0 retractions at DCP sizes 1 to 16 are five po
 of one budget, and the last one lies on the axis.
 """
 
-from typing import Literal
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,12 +15,22 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kvlab.lab.origin import Origin
-from kvlab.viz.strips import legend_below
-from kvlab.viz.style import BLUE, DARK_GREY, LIGHT_GREY, VERMILLION, caption, figure
+from kvlab.viz.style import (
+    BLUE,
+    DARK_GREY,
+    LIGHT_GREY,
+    VERMILLION,
+    WHITE,
+    Width,
+    caption,
+    doubling_axis,
+    figure,
+    legend_below,
+)
 
 
 def retractions_by_dcp_figure(
-    table: pd.DataFrame, origin: Origin | None, width: Literal["single", "double"] = "double"
+    table: pd.DataFrame, origin: Origin | None, width: Width = "double"
 ) -> Figure:
     """One line a budget: retractions against the DCP size.
 
@@ -38,7 +46,7 @@ def retractions_by_dcp_figure(
     for budget, rows in table.groupby("budget_gib"):
         ax.plot(rows["dcp_size"], rows["retractions"], label=f"{budget:g} GiB")
     _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
-    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    _dcp_axis(ax, table)
     falls = _falls(table)
     ax.set_title("Retractions fall as the DCP size grows" if falls else "Retractions by DCP size")
     if single:  # no room beside the lines
@@ -79,20 +87,20 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
         last = rows.iloc[-1]
         at = (float(last["dcp_size"]), float(last["capacity_tokens"]))
         name = ax.annotate(f"{budget:g} GiB", at, (8, 0), textcoords="offset points", va="center")
-        name.set_bbox({"fc": "#FFFFFF", "ec": "none", "pad": 0.5})  # the line passes below it
-    for retracts, fill, color in ((True, VERMILLION, VERMILLION), (False, "#FFFFFF", BLUE)):
+        name.set_bbox({"fc": WHITE, "ec": "none", "pad": 0.5})  # the line passes below it
+    for retracts, fill, color in ((True, VERMILLION, VERMILLION), (False, WHITE, BLUE)):
         rows = table[(table["retractions"] > 0) == retracts]
         points = (rows["dcp_size"], rows["capacity_tokens"])
         marker = "X" if retracts else "o"
         ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3)
     ax.axhline(working_set, color=DARK_GREY, ls="--", lw=1)
-    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    _dcp_axis(ax, table)
     ax.set_yscale("log")
     ax.set_ylabel("capacity of the node (tokens)")
     ax.set_title("Where retractions stop: capacity of the node, and the working set")
     handles = [
         Line2D([], [], ls="", marker="X", ms=7, color=VERMILLION, label="retracts"),
-        Line2D([], [], ls="", marker="o", ms=7, mfc="#FFFFFF", color=BLUE, label="never retracts"),
+        Line2D([], [], ls="", marker="o", ms=7, mfc=WHITE, color=BLUE, label="never retracts"),
         Line2D([], [], ls="--", lw=1, marker="", color=DARK_GREY, label="working set"),
     ]
     legend_below(ax, handles, ncols=3)
@@ -115,7 +123,8 @@ def retractions_by_reserve_figure(table: pd.DataFrame, origin: Origin) -> Figure
         ax.plot(rows["reserved_decode_tokens"], rows["retractions"], label=f"{size}")
     _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
     reserves = sorted(table["reserved_decode_tokens"].unique())
-    _doubling_axis(ax, reserves, "tokens reserved for each running request at admission")
+    label = "tokens reserved for each running request at admission"
+    doubling_axis(ax, reserves, label, [str(reserve) for reserve in reserves])
     ax.set_title(f"A reserve prevents retractions ({table['budget_gib'].iloc[0]:g} GiB a rank)")
     ax.legend(title="DCP size", loc="upper right", ncols=2)
     text = (
@@ -135,7 +144,7 @@ def backup_or_recompute_figure(table: pd.DataFrame, origin: Origin) -> Figure:
     for way, rows in table.groupby("way"):
         ax.plot(rows["dcp_size"], rows["tokens"], label=way)
     _count_axis(ax, "tokens (simulated)", int(table["tokens"].max()))
-    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    _dcp_axis(ax, table)
     ax.set_title("Two ways back: copy the KV, or compute it again")
     ax.legend(loc="lower left")
     return caption(
@@ -171,9 +180,6 @@ def _count_axis(ax: Axes, label: str, most: int) -> None:
     ax.grid(axis="y")
 
 
-def _doubling_axis(ax: Axes, values: list[int], label: str) -> None:
-    """A horizontal axis on which every value has its tick."""
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(values, [str(value) for value in values])
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(label)
+def _dcp_axis(ax: Axes, table: pd.DataFrame) -> None:
+    sizes = sorted(table["dcp_size"].unique())
+    doubling_axis(ax, sizes, "DCP size c", [str(size) for size in sizes])
