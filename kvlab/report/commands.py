@@ -13,10 +13,8 @@ from dataclasses import dataclass
 
 from kvlab.lab.bench import __main__ as bench
 from kvlab.lab.drift import token_drift
-from kvlab.lab.training import options as training
 from kvlab.report.options import notebooks_parser, pictures_parser
-from kvlab.viz import training as curve
-from kvlab.viz.widgets import __main__ as explorers
+from kvlab.viz import widgets as explorers
 
 #: Name -> parser of what ``python -m`` runs beside the command kvlab.
 MODULES = {
@@ -24,8 +22,6 @@ MODULES = {
     "kvlab.report.pictures": pictures_parser,
     "kvlab.lab.bench": bench.parser,
     "kvlab.lab.drift.token_drift": token_drift.parser,
-    "kvlab.lab.training": training.parser,
-    "kvlab.viz.training": curve.parser,
     "kvlab.viz.widgets": explorers.parser,
 }
 

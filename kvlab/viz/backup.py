@@ -19,29 +19,20 @@ from matplotlib.figure import Figure
 from kvlab.index import DcpLayout
 from kvlab.lab.backup_walk import STEPS, BackupWalk, Pool, backup_walk
 from kvlab.lab.origin import Origin
+from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, Box, Canvas, Key
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
-from kvlab.viz.style import (
-    BLACK,
-    DARK_GREY,
-    GREEN,
-    LIGHT_GREY,
-    ORANGE,
-    OWNED,
-    PADDING,
-    SKY,
-    VERMILLION,
-    WHITE,
-    Role,
-    Width,
-    caption,
-    width_in,
-)
+from kvlab.viz.style import Role, Width, caption, width_in
 
-VICTIM = OWNED
-FREE = Role("no token", WHITE)
+VICTIM = style.OWNED
+FREE = Role("no token", style.WHITE)
 # The others by their number: enough of them for small pools, then from the start again.
-OTHERS = (Role("", LIGHT_GREY), Role("", SKY), Role("", ORANGE), Role("", GREEN))
+OTHERS = (
+    Role("", style.LIGHT_GREY),
+    Role("", style.SKY),
+    Role("", style.ORANGE),
+    Role("", style.GREEN),
+)
 LEFT_IN, TOP_IN, RANK_IN, CELL_IN, GAP_IN = 0.55, 0.82, 0.3, 0.2, 0.12
 
 NAME = "backup-stepper"
@@ -90,15 +81,15 @@ def draw_rows(canvas: Canvas, grid: Grid, cells: pd.DataFrame, victim: int, top:
     every = max(1, round(0.22 / page_in + 0.49))
     for page in range(lay.num_pages + 1):
         x = LEFT_IN + page * page_in
-        canvas.line([(x, top - 0.03), (x, bottom - 0.06)], BLACK, 0.6)
+        canvas.line([(x, top - 0.03), (x, bottom - 0.06)], style.BLACK, 0.6)
         if page % every == 0:
-            canvas.text(x + page_in / 2, top - 0.1, f"{page}", 6.5, DARK_GREY, "center")
-    canvas.text(grid.host, top - 0.1, "host", 6.5, DARK_GREY)
+            canvas.text(x + page_in / 2, top - 0.1, f"{page}", 6.5, style.DARK_GREY, "center")
+    canvas.text(grid.host, top - 0.1, "host", 6.5, style.DARK_GREY)
     rows: Any = cells.itertuples()
     for cell in rows:
         box = grid.box(cell, top)
         padding = cell.place == "buffer" and cell.row < lay.first_row
-        look = PADDING if padding else look_of(cell.request, victim)
+        look = style.PADDING if padding else look_of(cell.request, victim)
         canvas.cell(box, look, str(cell.position) if cell.request >= 0 else "")
         if getattr(cell, "verdict", ""):
             canvas.outline(box, width=1.4)
@@ -178,10 +169,10 @@ def draw_backup(
         *((other, "") for other in OTHERS[:-1]),
         (OTHERS[-1], "other requests, a colour each"),
         (FREE, "no token"),
-        (PADDING, "padding page (0)"),
+        (style.PADDING, "padding page (0)"),
     ]
     if (now.cells["verdict"] != "").any():
-        entries.append((("s", VERMILLION), "wrong row (framed)"))
+        entries.append((("s", style.VERMILLION), "wrong row (framed)"))
     canvas.keys(bottom + 0.14, entries)
     fig = canvas.finish(bottom + (0.5 if width == "double" else 0.72))
     rows: Any = now.cells.itertuples()
@@ -196,10 +187,10 @@ def _draw_path(canvas: Canvas, step: int, failed: bool) -> None:
     size = 7.5 if room > 1 else 5.2
     for at, name in enumerate(STEPS):
         here = at == step
-        color = DARK_GREY if not here else VERMILLION if failed else BLACK
+        color = style.DARK_GREY if not here else style.VERMILLION if failed else style.BLACK
         left = MARGIN_IN + at * room
         canvas.text(left, 0.42, name, size, color, bold=here)
-        reached = BLACK if at <= step else "#C8C8C8"
+        reached = style.BLACK if at <= step else "#C8C8C8"
         canvas.line([(left, 0.52), (left + 0.92 * room, 0.52)], reached, 2.0)
 
 

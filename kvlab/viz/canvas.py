@@ -24,7 +24,6 @@ from matplotlib.collections import LineCollection, PathCollection, PolyCollectio
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
-from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
@@ -135,7 +134,7 @@ class Canvas:
 
     def mark(self, x: float, y: float, marker: str, color: str, size: float = 7) -> None:
         """A marker with its middle at (x, y)."""
-        self.ax.plot([x], [y], ls="", marker=MarkerStyle(marker), ms=size, color=color,
+        self.ax.plot([x], [y], ls="", marker=marker, ms=size, color=color,
                      mec=WHITE, mew=0.6, zorder=6, clip_on=False)  # fmt: skip
 
     def outline(self, box: Box, width: float = 1.8) -> None:

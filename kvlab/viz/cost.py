@@ -21,44 +21,36 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from kvlab.lab.bench import localize, merge, writes
 from kvlab.lab.bench.localize import count_text
 from kvlab.lab.origin import Origin
-from kvlab.viz.style import (
-    BLACK,
-    BLUE,
-    DARK_GREY,
-    GREEN,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Stroke,
-    caption,
-    doubling_axis,
-    figure,
-    legend_below,
-    legend_in,
-)
+from kvlab.viz import style
+from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_below, legend_in
 
 NOT_MEASURED = "not measured yet"
 #: Marker and colour of a DCP size, the same in every figure of costs.
 MARKERS: Mapping[int, str] = {1: "o", 2: "s", 3: "v", 4: "^", 8: "D"}
-COLORS: Mapping[int, str] = {1: BLUE, 2: VERMILLION, 3: BLACK, 4: GREEN, 8: PURPLE}
+COLORS: Mapping[int, str] = {
+    1: style.BLUE,
+    2: style.VERMILLION,
+    3: style.BLACK,
+    4: style.GREEN,
+    8: style.PURPLE,
+}
 OTHER_MARKER = "P"
 MOST_TICKS = 5
 CONTENDERS: Mapping[str, Stroke] = {
-    localize.COPY: Stroke(DARK_GREY, ":", "_"),
-    localize.STRIDE: Stroke(SKY, (0, (8, 2)), "P"),
-    localize.MASK: Stroke(ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
-    localize.CHECKED: Stroke(GREEN, "-.", "^"),
-    localize.FIRST: Stroke(PURPLE, "--", "D"),
-    localize.run_name("torch"): Stroke(BLUE, "-", "o"),
-    localize.run_name("triton"): Stroke(VERMILLION, "--", "s"),
+    localize.COPY: Stroke(style.DARK_GREY, ":", "_"),
+    localize.STRIDE: Stroke(style.SKY, (0, (8, 2)), "P"),
+    localize.MASK: Stroke(style.ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+    localize.CHECKED: Stroke(style.GREEN, "-.", "^"),
+    localize.FIRST: Stroke(style.PURPLE, "--", "D"),
+    localize.run_name("torch"): Stroke(style.BLUE, "-", "o"),
+    localize.run_name("triton"): Stroke(style.VERMILLION, "--", "s"),
 }
-OTHER = Stroke(BLACK, "-", "X")
+OTHER = Stroke(style.BLACK, "-", "X")
 OPS = ("backup", "restore")
 MEASURES = {"ratio": "times upstream's speed", "share": "share of one copy"}
 DASHES = ("-", "--", ":", "-.")
 PARTS = {merge.PART: "merge of c partials", writes.PART: "owner write"}
-SHARE_COLORS = (BLUE, VERMILLION, GREEN, ORANGE, BLACK)
+SHARE_COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.BLACK)
 
 
 def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
@@ -122,7 +114,7 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
                 continue
             kinds: Any = mine.groupby(["layers", "dcp_size"])
             for (layer, size), line in kinds:
-                stroke = Stroke(COLORS.get(int(size), BLACK), dashes[layer], _marker(size))
+                stroke = Stroke(COLORS.get(int(size), style.BLACK), dashes[layer], _marker(size))
                 _spread_line(ax, line, "tokens", f"{layer:g} layers, c={size:g}", stroke)
             _ceiling(ax, mine)
             _count_axis(ax, mine["tokens"], "tokens of the request")
@@ -132,11 +124,11 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
             else:
                 _from_zero(ax, mine)
     handles = [
-        Line2D([], [], color=DARK_GREY, ls=dash, marker="", label=f"{n:g} layers")
+        Line2D([], [], color=style.DARK_GREY, ls=dash, marker="", label=f"{n:g} layers")
         for n, dash in dashes.items()
     ]
     handles += [
-        _size_key(size, COLORS.get(int(size), BLACK))
+        _size_key(size, COLORS.get(int(size), style.BLACK))
         for size in sorted(points["dcp_size"].unique())
     ]
     legend_in(fig.add_subplot(grid[2, :]), handles, ncols=6)
@@ -179,7 +171,7 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
         _bytes_axis(ax, mine["bytes"], "bytes of the copy")
         handles = [Line2D([], [], color=colors[n], lw=4, marker="", label=n) for n in names]
         sizes = sorted(mine["dcp_size"].unique())
-        legend_below(ax, [*handles, *(_size_key(size, DARK_GREY) for size in sizes)], ncols=2)
+        legend_below(ax, [*handles, *(_size_key(size, style.DARK_GREY) for size in sizes)], ncols=2)
     axes[0].set_ylabel("share of one copy (measured)")
     text = (
         "Time of one copy of the bytes that must move, over ours: 1 is the ceiling. Medians, bars "
@@ -191,7 +183,7 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
 def _has_points(ax: Axes, points: pd.DataFrame) -> bool:
     """Whether there is a point to draw; where there is none, the axes say so."""
     if points.empty:
-        ax.text(0.5, 0.5, NOT_MEASURED, color=DARK_GREY, ha="center", va="center",
+        ax.text(0.5, 0.5, NOT_MEASURED, color=style.DARK_GREY, ha="center", va="center",
                 transform=ax.transAxes)  # fmt: skip
         ax.set(xticks=[], yticks=[])
     else:
@@ -219,9 +211,9 @@ def _spread_line(ax: Axes, points: pd.DataFrame, x: str, label: str, stroke: Str
 
 def _ceiling(ax: Axes, points: pd.DataFrame) -> None:
     """A line at 1, and a dotted line for each aim with its number at the right."""
-    ax.axhline(1, color=DARK_GREY, lw=0.8, zorder=1)
+    ax.axhline(1, color=style.DARK_GREY, lw=0.8, zorder=1)
     for value in sorted(points["aim"].dropna().round(3).unique()):
-        ax.axhline(value, color=BLACK, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
+        ax.axhline(value, color=style.BLACK, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
         ax.annotate(
             f"aim {value:g}", (1, value), (-2, 2), xycoords=("axes fraction", "data"),
             textcoords="offset points", ha="right", fontsize=7,

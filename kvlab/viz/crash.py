@@ -18,43 +18,30 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from kvlab.lab.origin import Origin
-from kvlab.viz.style import (
-    ASSERT,
-    DARK_GREY,
-    OTHER,
-    OWNED,
-    PADDING,
-    SILENT,
-    SKY,
-    STRADDLING,
-    WRONG,
-    Role,
-    caption,
-    figure,
-    legend_below,
-)
+from kvlab.viz import style
+from kvlab.viz.style import Role, caption, figure, legend_below
 
 Value = TypeVar("Value", bound=Hashable)
 
 #: What a page's slots hit when they are used as rows. "right" is DCP 1: slot and row are one.
 OUTCOMES: Mapping[str, Role] = {
-    "right": replace(OWNED, label="right: slot and row are one number"),
-    "silent": replace(SILENT, label="silent: rows of other tokens"),
-    "straddling": STRADDLING,
-    "out_of_range": replace(ASSERT, label="out of range: error or assert"),
+    "right": replace(style.OWNED, label="right: slot and row are one number"),
+    "silent": replace(style.SILENT, label="silent: rows of other tokens"),
+    "straddling": style.STRADDLING,
+    "out_of_range": replace(style.ASSERT, label="out of range: error or assert"),
 }
 #: What a position of a request holds after a restore.
 VERDICTS: Mapping[str, Role] = {
-    "right": replace(OWNED, label="right"),
-    "another token": replace(WRONG, label="another token"),
-    "not restored": replace(PADDING, label="not restored"),
+    "right": replace(style.OWNED, label="right"),
+    "another token": replace(style.WRONG, label="another token"),
+    "not restored": replace(style.PADDING, label="not restored"),
 }
-VICTIM = replace(OWNED, label="the victim's, of other positions")
-NOBODY = replace(PADDING, label="no token")
+VICTIM = replace(style.OWNED, label="the victim's, of other positions")
+NOBODY = replace(style.PADDING, label="no token")
 # Neighbours take turns, so that the border between two requests shows; the label names them.
 NEIGHBOURS = (
-    replace(OTHER, label="another request's"),
-    replace(OTHER, color=SKY, label="the next request's"),
+    replace(style.OTHER, label="another request's"),
+    replace(style.OTHER, color=style.SKY, label="the next request's"),
 )
 
 
@@ -73,7 +60,9 @@ def page_census_figure(census: pd.DataFrame, origin: Origin) -> Figure:
         for begin, end, kind in runs:
             _box(ax, first + begin, y, end - begin, OUTCOMES[kind])
             if kind == "straddling":  # one page of a thousand: thinner than a line
-                ax.plot(first + begin, y - 0.48, "v", color=STRADDLING.color, ms=4, clip_on=False)
+                ax.plot(
+                    first + begin, y - 0.48, "v", color=style.STRADDLING.color, ms=4, clip_on=False
+                )
         counts = pages["outcome"].value_counts()
         told = " · ".join(str(counts[kind]) for kind in OUTCOMES if kind in counts)
         ax.text(1.01, y, told, va="center", transform=ax.get_yaxis_transform(), fontsize=8)
@@ -203,7 +192,7 @@ def spans(values: Iterable[Value]) -> list[tuple[int, int, Value]]:
 
 def _box(ax: Axes, x: float, y: float, width: float, role: Role) -> None:
     """One rectangle from ``x``, its middle at height ``y``."""
-    ax.add_patch(Rectangle((x, y - 0.4), width, 0.8, fc=role.color, ec=DARK_GREY, lw=0.4,
+    ax.add_patch(Rectangle((x, y - 0.4), width, 0.8, fc=role.color, ec=style.DARK_GREY, lw=0.4,
                            hatch=role.hatch))  # fmt: skip
 
 
@@ -220,7 +209,7 @@ def _frame(
 
 def _patches(roles: Iterable[Role]) -> list[Patch]:
     """Legend entries of areas."""
-    return [Patch(fc=role.color, ec=DARK_GREY, lw=0.4, hatch=role.hatch, label=role.label)
+    return [Patch(fc=role.color, ec=style.DARK_GREY, lw=0.4, hatch=role.hatch, label=role.label)
             for role in roles]  # fmt: skip
 
 

@@ -35,30 +35,15 @@ from kvlab.lab.drift.defects import defect
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
 from kvlab.lab.drift.question import REPORTED
 from kvlab.lab.origin import Origin
-from kvlab.viz.style import (
-    BLACK,
-    BLUE,
-    DARK_GREY,
-    GREEN,
-    LIGHT_GREY,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    WHITE,
-    Stroke,
-    caption,
-    doubling_axis,
-    figure,
-    legend_in,
-)
+from kvlab.viz import style
+from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_in
 
 LOOKS: Mapping[str, Stroke] = {
-    "no_retraction": Stroke(DARK_GREY, ":", "s"),
-    "forced_fixed": Stroke(BLUE, "-", "o"),
-    "forced_before_fix": Stroke(VERMILLION, "--", "X"),
-    "natural": Stroke(GREEN, "-.", "^"),
-    "recompute": Stroke(PURPLE, (0, (5, 1, 1, 1, 1, 1)), "D"),
+    "no_retraction": Stroke(style.DARK_GREY, ":", "s"),
+    "forced_fixed": Stroke(style.BLUE, "-", "o"),
+    "forced_before_fix": Stroke(style.VERMILLION, "--", "X"),
+    "natural": Stroke(style.GREEN, "-.", "^"),
+    "recompute": Stroke(style.PURPLE, (0, (5, 1, 1, 1, 1, 1)), "D"),
 }
 DTYPE_TITLES = {"float32": "float32", "bfloat16": "bfloat16", "fp8": "fp8 rows, bfloat16"}
 #: DCP sizes of the figures that show two side by side.
@@ -75,8 +60,8 @@ REFERENCE = (
 )
 ZERO = "The grey band at 0 holds values that are exactly 0: equal bits."
 TOLERANCE_TEXT = f"{UPSTREAM_TOLERANCE:.2f}: tolerance of the upstream PD test (reported)"
-TOLERANCE_LOOK: Mapping[str, Any] = {"color": BLACK, "ls": (0, (1, 1)), "lw": 1.0}
-MARK_LOOK: Mapping[str, Any] = {"mec": WHITE, "mew": 0.4, "ms": 5.5}
+TOLERANCE_LOOK: Mapping[str, Any] = {"color": style.BLACK, "ls": (0, (1, 1)), "lw": 1.0}
+MARK_LOOK: Mapping[str, Any] = {"mec": style.WHITE, "mew": 0.4, "ms": 5.5}
 
 #: Places with fewer tokens are left out: their percentiles are single requests.
 LEAST_TOKENS = 10
@@ -295,8 +280,8 @@ def drift_by_condition_figure(
             here = table["condition"].eq(name) & table["dtype"].eq(dtype)
             _request_line(ax, y, table[here & table["dcp_size"].eq(size)], scale)
             at = float(scale.place(floors[dtype]))
-            ax.plot([at, at], [y - 0.5, y + 0.5], "-", color=GREEN, lw=1.0, marker="", zorder=2,
-                    label=f"floor {name}")  # fmt: skip
+            look = {"color": style.GREEN, "lw": 1.0, "marker": "", "label": f"floor {name}"}
+            ax.plot([at, at], [y - 0.5, y + 0.5], "-", zorder=2, **look)  # type: ignore[arg-type]
         scale.draw(ax, "x", most=6)
         ax.set(ylim=(len(shown) - 0.4, -0.6), xlabel="max |Δℓ| of a request (nats)")
         ax.set_title(f"DCP {size}", fontsize=8.5)
@@ -341,8 +326,8 @@ def _request_line(ax: Axes, y: int, mine: pd.DataFrame, scale: ZeroLog) -> None:
         ax.axhspan(y - 0.5, y + 0.5, fc="#F6F6F6", ec="none", zorder=-1)
     back = mine["restored_at"].notna()
     for rows, side, marker, fill, edge in (
-        (mine[back], -1, "D", ORANGE, "#5A3D00"),
-        (mine[~back], 1, "o", "none", BLUE),
+        (mine[back], -1, "D", style.ORANGE, "#5A3D00"),
+        (mine[~back], 1, "o", "none", style.BLUE),
     ):
         # A place by rid, the same in each condition: marks of one request can be followed.
         heights = y + side * (0.05 + SPREAD * (rows["rid"] * 0.618 % 1))
@@ -350,7 +335,9 @@ def _request_line(ax: Axes, y: int, mine: pd.DataFrame, scale: ZeroLog) -> None:
                 ms=2.8, mew=0.5, zorder=3)  # fmt: skip
     values = np.sort(scale.place(mine["worst"]))
     middle = float(values[(len(values) - 1) // 2])
-    ax.plot([middle, middle], [y - 0.36, y + 0.36], "-", color=BLACK, lw=1.6, marker="", zorder=4)
+    ax.plot(
+        [middle, middle], [y - 0.36, y + 0.36], "-", color=style.BLACK, lw=1.6, marker="", zorder=4
+    )
 
 
 def _request_keys() -> list[Line2D]:
@@ -358,10 +345,10 @@ def _request_keys() -> list[Line2D]:
         return Line2D([], [], ls="", label=label, marker=marker, color=color, **look)
 
     return [
-        mark("restored", "D", ORANGE, mec="#5A3D00", ms=4.0, mew=0.6),
-        mark("never restored", "o", BLUE, mfc="none", ms=4.0, mew=0.6),
-        mark("median request", "|", BLACK, ms=9, mew=1.6),
-        mark("noise floor ε of the dtype", "|", GREEN, ms=11, mew=1.0),
+        mark("restored", "D", style.ORANGE, mec="#5A3D00", ms=4.0, mew=0.6),
+        mark("never restored", "o", style.BLUE, mfc="none", ms=4.0, mew=0.6),
+        mark("median request", "|", style.BLACK, ms=9, mew=1.6),
+        mark("noise floor ε of the dtype", "|", style.GREEN, ms=11, mew=1.0),
         _tolerance(),
     ]
 
@@ -477,9 +464,11 @@ def _sign(row: dict[str, Any], sign: Sign) -> tuple[str, float | None]:
 
 def _cell(ax: Axes, x: float, y: float, text: str, share: float | None) -> None:
     if share is not None:
-        ax.add_patch(Rectangle((x + 0.04, y - 0.4), 0.92 * share, 0.8, fc=SKY, ec="none"))
-        ax.add_patch(Rectangle((x + 0.04, y - 0.4), 0.92, 0.8, fc="none", ec=LIGHT_GREY, lw=0.5))
-    color = DARK_GREY if text == NOT_THERE or (share == 0) else BLACK
+        ax.add_patch(Rectangle((x + 0.04, y - 0.4), 0.92 * share, 0.8, fc=style.SKY, ec="none"))
+        ax.add_patch(
+            Rectangle((x + 0.04, y - 0.4), 0.92, 0.8, fc="none", ec=style.LIGHT_GREY, lw=0.5)
+        )
+    color = style.DARK_GREY if text == NOT_THERE or (share == 0) else style.BLACK
     ax.text(x + 0.5, y, text, ha="center", va="center", fontsize=HEAD_PT, color=color)
 
 
@@ -497,17 +486,17 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
     points = list(zip(log["phase"].tolist(), seen.tolist(), strict=True))
     for before, after in pairwise(points):
         for ax in (left, right) if before[0] != after[0] else ():
-            ax.axvline((before[1] + after[1]) / 2, color=LIGHT_GREY, lw=1, zorder=0)
-    left.plot(seen, log["train_bits_per_byte"], "--s", color=ORANGE, label="training batches")
-    left.plot(seen, log["held_out_bits_per_byte"], "-o", color=BLUE, label="held-out text")
+            ax.axvline((before[1] + after[1]) / 2, color=style.LIGHT_GREY, lw=1, zorder=0)
+    left.plot(seen, log["train_bits_per_byte"], "--s", color=style.ORANGE, label="training batches")
+    left.plot(seen, log["held_out_bits_per_byte"], "-o", color=style.BLUE, label="held-out text")
     left.set(xlabel="bytes seen (millions)", ylabel="bits a byte", xlim=(0, None), ylim=(0, None))
     left.set_title("Loss")
     left.legend(loc="lower left")
-    right.plot(seen, log["recall"], "-o", color=BLUE)
-    right.axhline(chance, color=VERMILLION, ls="--", lw=1)
+    right.plot(seen, log["recall"], "-o", color=style.BLUE)
+    right.axhline(chance, color=style.VERMILLION, ls="--", lw=1)
     right.annotate(
         f"chance {chance:.4g}", (1, chance), (-2, 3), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right", color=DARK_GREY, fontsize=8,
+        textcoords="offset points", ha="right", color=style.DARK_GREY, fontsize=8,
     )  # fmt: skip
     right.set(xlabel="bytes seen (millions)", ylabel="share right", xlim=(0, None), ylim=(0, 1.02))
     right.set_title("Recall of value bytes")

@@ -27,19 +27,10 @@ from matplotlib.figure import Figure
 from kvlab.index import DcpLayout
 from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
 from kvlab.lab.slot_facts import describe, position_of, slot_facts
+from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, font_size, rank_role
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
-from kvlab.viz.style import (
-    ASSERT,
-    OTHER,
-    OWNED,
-    PADDING,
-    SILENT,
-    VERMILLION,
-    WIDTH_IN,
-    Role,
-    Width,
-)
+from kvlab.viz.style import Role, Width
 
 DEFINITIONS: Mapping[str, str] = {
     "owner-slots": "Each cell is a widened slot and names the rank that stores it, slot // I % c "
@@ -165,9 +156,9 @@ def owner_map(study: OwnerStudy) -> Figure:
 def raw_use_map(study: OwnerStudy) -> Figure:
     """What each slot of the run hits when its owner uses it as a row number."""
     looks = {
-        "right": replace(OWNED, label="the right row"),
-        "another slot": replace(SILENT, label="another slot's row, no error"),
-        "out of range": replace(ASSERT, label="out of range"),
+        "right": replace(style.OWNED, label="the right row"),
+        "another slot": replace(style.SILENT, label="another slot's row, no error"),
+        "out of range": replace(style.ASSERT, label="out of range"),
     }
     table = study.table()
     columns = line_slots(study.layout, LINE_SLOTS)
@@ -191,7 +182,7 @@ def raw_use_map(study: OwnerStudy) -> Figure:
 def _one_field(study: OwnerStudy, columns: int, title: str, tall: bool) -> tuple[Field, Width, str]:
     """The slots of the run over the whole width, the width, and the title with what is left out."""
     width: Width = "single" if columns <= 12 else "double"
-    wide = (WIDTH_IN[width] - BESIDE_IN) / columns
+    wide = (style.WIDTH_IN[width] - BESIDE_IN) / columns
     size = (wide, TALL_IN if tall and wide >= 0.28 else ROW_IN)
     pages = run_pages(study)
     shown = pages[: max(1, MOST_LINES * columns // study.layout.widened_page_size)]
@@ -227,7 +218,7 @@ def _draw_owners(canvas: Canvas, study: OwnerStudy, field: Field) -> list[tuple[
 def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) -> Figure:
     """Owner maps beside each other, each under its name, all cells of one size."""
     columns = {name: line_slots(study.layout, ATLAS_SLOTS) for name, study in studies.items()}
-    column_in = (WIDTH_IN["double"] - MARGIN_IN) / across
+    column_in = (style.WIDTH_IN["double"] - MARGIN_IN) / across
     wide = min(0.26, (column_in - BESIDE_IN) / max(columns.values()))
     canvas = Canvas("double", title)
     top, bottom = TOP_IN, TOP_IN
@@ -255,7 +246,7 @@ def rank_buffers(study: OwnerStudy, rank: int | None = None, raw: bool = False) 
     pages = sorted({*run_pages(study), *(row // lay.page_size for row in hit)} - {0})
     shown = pages[: max(1, MOST_LINES // lay.page_size)]
     width: Width = "single" if lay.dcp_size <= 8 else "double"
-    wide = min(0.6, (WIDTH_IN[width] - BESIDE_IN) / lay.dcp_size)
+    wide = min(0.6, (style.WIDTH_IN[width] - BESIDE_IN) / lay.dcp_size)
     field = row_field(lay, [0, *shown], (LEFT_IN, TOP_IN), (wide, ROW_IN))
     left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
     canvas = Canvas(width, "Slot that each row stores" + left_out)
@@ -265,21 +256,21 @@ def rank_buffers(study: OwnerStudy, rank: int | None = None, raw: bool = False) 
 
     def mark(cell: Cell) -> tuple[Role, str]:
         if cell.row is not None and cell.row < lay.first_row:
-            return PADDING, ""
+            return style.PADDING, ""
         role = rank_role(cell.rank or 0, lay.dcp_size)
         if rank is not None:
-            role = OWNED if cell.rank == rank else OTHER
+            role = style.OWNED if cell.rank == rank else style.OTHER
         return (role if cell.slot in mine else OUTSIDE), str(cell.slot)
 
     draw_field(canvas, field, mark)
     keys: list[tuple[Key, str]] = []
     if rank is not None:
-        keys = [(OWNED, f"slot of rank {rank}"), (OTHER, "slot of another rank")]
+        keys = [(style.OWNED, f"slot of rank {rank}"), (style.OTHER, "slot of another rank")]
     for cell in field.cells if raw else ():
         if cell.row in hit:
             canvas.outline(cell.box, 1.5)
     if raw:
-        keys.append((("s", VERMILLION), "framed: row hit by raw use"))
+        keys.append((("s", style.VERMILLION), "framed: row hit by raw use"))
     return canvas.finish(field.bottom + (canvas.keys(field.bottom + 0.08, keys) if keys else 0.0))
 
 
@@ -295,7 +286,7 @@ def page_map(study: OwnerStudy) -> Figure:
     w, p = lay.widened_page_size, lay.page_size
     left, allocator_in, high, line_in = 1.3, 2.2, 0.26, 0.36
     ranks_at = left + allocator_in + 0.4
-    wide = min(0.5, (WIDTH_IN["double"] - ranks_at - 0.9) / c)
+    wide = min(0.5, (style.WIDTH_IN["double"] - ranks_at - 0.9) / c)
     canvas = Canvas("double", "Page q of the allocator is page q of every rank")
     y = TOP_IN
     canvas.text(left + allocator_in / 2, y - 0.1, "allocator", 8, align="center")
@@ -312,12 +303,12 @@ def page_map(study: OwnerStudy) -> Figure:
         striped = turns <= 64
         for s in range(turns if striped else 1):
             stripe = allocator_in / (turns if striped else 1)
-            role = PADDING if not page else rank_role(s % c, c) if striped else OUTSIDE
+            role = style.PADDING if not page else rank_role(s % c, c) if striped else OUTSIDE
             box = (left + s * stripe, y, stripe, high)
             canvas.cell(box, role, "" if striped else f"{w} slots")
         canvas.text(left + allocator_in + 0.2, y + high / 2, "→", 11, align="center")
         for rank in range(c):
-            role = rank_role(rank, c) if page else PADDING
+            role = rank_role(rank, c) if page else style.PADDING
             canvas.cell((ranks_at + rank * wide, y, wide, high), role, f"{page}")
         canvas.text(
             ranks_at + c * wide + 0.06, y + high / 2, f"rows {page * p}..{(page + 1) * p - 1}", 7
@@ -379,7 +370,7 @@ def draw_owner(
 
     def mark(cell: Cell) -> tuple[Role, str]:
         if cell.row is not None and cell.row < lay.first_row:
-            return PADDING, ""
+            return style.PADDING, ""
         owner = lay.owner(cell.slot)
         inside = position_of(study, cell.slot) is not None
         text = str(cell.slot) if cell.row is not None else str(owner) if inside else ""
@@ -393,7 +384,7 @@ def draw_owner(
             canvas.outline(cell.box)
         if (cell.rank, cell.row) == (facts.owner, row):
             x, y, wide, high = cell.box
-            canvas.mark(x + wide / 2, y + high / 2, "X", VERMILLION, 8)
+            canvas.mark(x + wide / 2, y + high / 2, "X", style.VERMILLION, 8)
     fig = canvas.finish(max(slots.bottom, rows.bottom) + 0.05)
     spots = [
         Spot(*cell.box, slot_facts(study, cell.slot).sentence())

@@ -15,18 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kvlab.lab.origin import Origin
-from kvlab.viz.style import (
-    BLUE,
-    DARK_GREY,
-    LIGHT_GREY,
-    VERMILLION,
-    WHITE,
-    Width,
-    caption,
-    doubling_axis,
-    figure,
-    legend_below,
-)
+from kvlab.viz import style
+from kvlab.viz.style import Width, caption, doubling_axis, figure, legend_below
 
 
 def retractions_by_dcp_figure(
@@ -83,25 +73,37 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
     fig = figure("double", height=2.8)
     ax = fig.subplots()
     for budget, rows in table.groupby("budget_gib"):
-        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=LIGHT_GREY, marker="")
+        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=style.LIGHT_GREY, marker="")
         last = rows.iloc[-1]
         at = (float(last["dcp_size"]), float(last["capacity_tokens"]))
         name = ax.annotate(f"{budget:g} GiB", at, (8, 0), textcoords="offset points", va="center")
-        name.set_bbox({"fc": WHITE, "ec": "none", "pad": 0.5})  # the line passes below it
-    for retracts, fill, color in ((True, VERMILLION, VERMILLION), (False, WHITE, BLUE)):
+        name.set_bbox({"fc": style.WHITE, "ec": "none", "pad": 0.5})  # the line passes below it
+    for retracts, fill, color in (
+        (True, style.VERMILLION, style.VERMILLION),
+        (False, style.WHITE, style.BLUE),
+    ):
         rows = table[(table["retractions"] > 0) == retracts]
         points = (rows["dcp_size"], rows["capacity_tokens"])
         marker = "X" if retracts else "o"
         ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3)
-    ax.axhline(working_set, color=DARK_GREY, ls="--", lw=1)
+    ax.axhline(working_set, color=style.DARK_GREY, ls="--", lw=1)
     _dcp_axis(ax, table)
     ax.set_yscale("log")
     ax.set_ylabel("capacity of the node (tokens)")
     ax.set_title("Where retractions stop: capacity of the node, and the working set")
     handles = [
-        Line2D([], [], ls="", marker="X", ms=7, color=VERMILLION, label="retracts"),
-        Line2D([], [], ls="", marker="o", ms=7, mfc=WHITE, color=BLUE, label="never retracts"),
-        Line2D([], [], ls="--", lw=1, marker="", color=DARK_GREY, label="working set"),
+        Line2D([], [], ls="", marker="X", ms=7, color=style.VERMILLION, label="retracts"),
+        Line2D(
+            [],
+            [],
+            ls="",
+            marker="o",
+            ms=7,
+            mfc=style.WHITE,
+            color=style.BLUE,
+            label="never retracts",
+        ),
+        Line2D([], [], ls="--", lw=1, marker="", color=style.DARK_GREY, label="working set"),
     ]
     legend_below(ax, handles, ncols=3)
     return caption(
@@ -159,7 +161,7 @@ def retractions_per_request_figure(table: pd.DataFrame, origin: Origin) -> Figur
     """How many requests were retracted how often; ``table``: times, requests."""
     fig = figure("single", height=2.0)
     ax = fig.subplots()
-    bars = ax.bar(table["times"], table["requests"], width=0.7, color=BLUE)
+    bars = ax.bar(table["times"], table["requests"], width=0.7, color=style.BLUE)
     ax.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=8)
     ax.set_yscale("log")
     ax.set_ylim(0.7, 4 * table["requests"].max())

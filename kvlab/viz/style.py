@@ -25,7 +25,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.rcsetup import cycler
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullLocator
@@ -245,12 +244,6 @@ def legend_in(ax: Axes, handles: Iterable[Artist], ncols: int) -> None:
     ax.set_axis_off()
     ax.set(xticks=[], yticks=[])
     ax.legend(handles=list(handles), ncols=ncols, loc="upper center", borderaxespad=0)
-
-
-def line_key(label: str, stroke: Stroke, **more: Any) -> Line2D:
-    """The entry of a line in a legend."""
-    look = {"color": stroke.color, "ls": stroke.dash, "marker": stroke.marker}
-    return Line2D([], [], label=label, **{**look, **more})
 
 
 def doubling_axis(ax: Axes, values: Iterable[float], label: str, names: Sequence[str]) -> None:

@@ -18,36 +18,24 @@ from matplotlib.figure import Figure
 from kvlab.errors import StudyError
 from kvlab.lab.node_walk import NodeWalk, Restore, node_walk
 from kvlab.lab.origin import Origin
+from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, Box, Canvas, Key
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
-from kvlab.viz.style import (
-    BLACK,
-    BLUE,
-    DARK_GREY,
-    ORANGE,
-    OTHER,
-    OWNED,
-    SKY,
-    VERMILLION,
-    Role,
-    Width,
-    caption,
-    width_in,
-)
+from kvlab.viz.style import Role, Width, caption, width_in
 
 STATES: Mapping[str, Role] = {
-    "waiting": Role("waiting", OTHER.color),
-    "running": Role("running", OWNED.color, ink=OWNED.ink),
-    "retracted": Role("on the host", ORANGE, "////"),
+    "waiting": Role("waiting", style.OTHER.color),
+    "running": Role("running", style.OWNED.color, ink=style.OWNED.ink),
+    "retracted": Role("on the host", style.ORANGE, "////"),
 }
 #: What ends a stay, and how it is marked: marker, colour, words.
 MARKS: Mapping[str, tuple[str, str, str]] = {
-    "retract": ("v", VERMILLION, "retracted"),
-    "resume": ("^", BLACK, "resumed"),
-    "finish": ("o", BLACK, "finished"),
-    "abort": ("X", VERMILLION, "aborted"),
+    "retract": ("v", style.VERMILLION, "retracted"),
+    "resume": ("^", style.BLACK, "resumed"),
+    "finish": ("o", style.BLACK, "finished"),
+    "abort": ("X", style.VERMILLION, "aborted"),
 }
-HELD = Role("tokens with KV", SKY)
+HELD = Role("tokens with KV", style.SKY)
 LEFT_IN, TOP_IN, LINE_IN, BAR_IN, FILL_IN = 0.85, 0.52, 0.27, 0.17, 0.95
 
 NAME = "retraction-timeline"
@@ -99,13 +87,13 @@ class Run:
         edges = [LEFT_IN + at * self.step_in for at in range(self.steps + 1)]
         tokens, held = ([low - v * tall for v in self.fill[n]] for n in ("tokens", "held_tokens"))
         canvas.ax.fill_between(
-            edges, [*tokens, tokens[-1]], low, step="post", color=SKY, lw=0, zorder=1
+            edges, [*tokens, tokens[-1]], low, step="post", color=style.SKY, lw=0, zorder=1
         )
         outline = [(x, y) for left, right, y in zip(edges, edges[1:], held, strict=False)
                    for x in (left, right)]  # fmt: skip
-        canvas.line([(edges[0], low), *outline, (edges[-1], low)], BLUE, 1.0)
+        canvas.line([(edges[0], low), *outline, (edges[-1], low)], style.BLUE, 1.0)
         roof = low - capacity * tall
-        canvas.line([(LEFT_IN, roof), (LEFT_IN + self.room, roof)], DARK_GREY, 0.9, "--")
+        canvas.line([(LEFT_IN, roof), (LEFT_IN + self.room, roof)], style.DARK_GREY, 0.9, "--")
         canvas.text(LEFT_IN - 0.06, roof, f"{capacity}", 7, align="right")
         canvas.text(LEFT_IN - 0.06, (low + roof) / 2, "tokens", 7.5, align="right")
         canvas.text(LEFT_IN - 0.06, low, "0", 7, align="right")
@@ -119,8 +107,8 @@ class Run:
         ends = set(self.stays["left_by"])
         found += [((mark, color), words) for kind, (mark, color, words) in MARKS.items()
                   if kind in ends]  # fmt: skip
-        return [*found, (HELD, HELD.label), (("line", BLUE), "whole pages"),
-                (("line", DARK_GREY), "capacity")]  # fmt: skip
+        return [*found, (HELD, HELD.label), (("line", style.BLUE), "whole pages"),
+                (("line", style.DARK_GREY), "capacity")]  # fmt: skip
 
 
 def timeline_figure(stays: pd.DataFrame, fill: pd.DataFrame, origin: Origin) -> Figure:
@@ -174,12 +162,12 @@ def draw_timeline(
     low, right = run.low, LEFT_IN + run.room
     canvas.line([(LEFT_IN, low), (right, low)])
     at = LEFT_IN + (step + 0.5) * run.step_in
-    canvas.line([(at, TOP_IN - 0.06), (at, low)], VERMILLION, 1.2)
-    canvas.text(at, low + 0.1, f"{step}", 7.5, VERMILLION, "center", bold=True)
+    canvas.line([(at, TOP_IN - 0.06), (at, low)], style.VERMILLION, 1.2)
+    canvas.text(at, low + 0.1, f"{step}", 7.5, style.VERMILLION, "center", bold=True)
     if at < right - 0.7:
-        canvas.text(right, low + 0.1, f"{walk.steps} steps", 7, DARK_GREY, "right")
+        canvas.text(right, low + 0.1, f"{walk.steps} steps", 7, style.DARK_GREY, "right")
     if at > LEFT_IN + 0.25:
-        canvas.text(LEFT_IN, low + 0.1, "0", 7, DARK_GREY)
+        canvas.text(LEFT_IN, low + 0.1, "0", 7, style.DARK_GREY)
     keys_in = canvas.keys(low + 0.36, run.entries())
     counts = walk.result.counters
     sentence = (

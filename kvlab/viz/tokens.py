@@ -48,7 +48,7 @@ HOST = Role("on the host", "#F8E3B4", "////")
 #: Bytes that are no letter.
 SIGNS = {0x20: "·", 0x0A: "↵", 0x09: "→"}
 
-TITLE_LETTERS = 72  # of a line that fits the page
+TITLE_LETTERS = 60  # of a line that fits the page at every resolution
 MOST_STEPS, MOST_REQUESTS = 72, 10
 RUN_LEFT_IN, RUN_LINE_IN, RUN_CELL_IN = 0.85, 0.27, 0.2
 
@@ -108,11 +108,12 @@ def tokens_figure(
     top = 0.16 + 0.16 * len(title)
     canvas = Canvas("double", "\n".join(title))
     step_in = (canvas.wide - RUN_LEFT_IN - 0.1) / (last - first)
-    for y, rid in enumerate(chosen):
-        middle = top + (y + 0.5) * RUN_LINE_IN
+    left = RUN_LEFT_IN - first * step_in
+    middles = {rid: top + (y + 0.5) * RUN_LINE_IN for y, rid in enumerate(chosen)}
+    for rid, middle in middles.items():
         canvas.text(RUN_LEFT_IN - 0.06, middle, f"request {rid}", 7.5, align="right")
-        left = RUN_LEFT_IN - first * step_in
         _draw_stays(canvas, mine[mine["rid"] == rid], left, step_in, middle)
+    for rid, middle in middles.items():
         _draw_tokens(canvas, shown[shown["rid"] == rid], left, step_in, middle, floor)
     low = top + len(chosen) * RUN_LINE_IN + 0.02
     label = "step of the node: one forward, one token a cell"

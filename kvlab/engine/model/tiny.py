@@ -1,26 +1,15 @@
-"""The tiny byte-level Kimi Linear that kvlab trains itself, and a door for a faster KDA.
+"""The tiny byte-level Kimi Linear that kvlab trains itself (``scripts/train_tiny``).
 
 Four layers, linear and full attention in turn, 895,504 weights: small enough to train on two cores
 and to ship, and in every part the library's own model. A token is a byte, so there is no tokenizer,
 no first and no last token.
-
-The library's KDA without compiled kernels walks a chunk row by row, which is most of a training
-step. ``training_kda`` puts another function of the same meaning in its place, and the library's
-back when the block ends, however it ends.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import torch
-from torch import Tensor
 from transformers import KimiLinearConfig, KimiLinearForCausalLM, PreTrainedModel
-from transformers.models.kimi_linear import modeling_kimi_linear as library
 
 # What ``load_model`` returns, for layers that may not import transformers.
 Model = PreTrainedModel
-# Called as the library calls its own ``chunk_kimi_delta_attention``: outputs, and the last state.
-ChunkKda = Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def tiny_config() -> KimiLinearConfig:
@@ -60,17 +49,3 @@ def new_tiny_model(seed: int) -> KimiLinearForCausalLM:
         model = KimiLinearForCausalLM(tiny_config())
     model.set_attn_implementation("sdpa")
     return model
-
-
-@contextmanager
-def training_kda(chunk: ChunkKda) -> Iterator[None]:
-    """Inside the block every Kimi Linear of this process calls ``chunk`` for more than one token.
-
-    One process, one module: not for two threads that train and measure at once.
-    """
-    own = library.chunk_kimi_delta_attention
-    library.chunk_kimi_delta_attention = chunk
-    try:
-        yield
-    finally:
-        library.chunk_kimi_delta_attention = own

@@ -9,7 +9,7 @@ import pytest
 from kvlab.lab.drift import read_study
 from kvlab.lab.drift.cache import WHOLE, model_digest, weights_digest
 from kvlab.memory.published import data_path
-from kvlab.viz.drift_scale import origin_of
+from kvlab.viz.drift import origin_of
 
 SHIPPED = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
 

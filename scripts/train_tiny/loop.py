@@ -1,9 +1,9 @@
-"""The training loop: steps, learning rate, log, and the weights as they are so far.
+"""The training loop: steps, learning rate, a log, and the weights of its last line.
 
 Matrices of the layers are trained with Muon, all else (embedding, norms, convolutions, the decay's
 own weights) with AdamW.
 
-To recall is learnt all at once or, in an hour, not at all: with 4 to 24 pairs in 512 bytes from the
+Recall is learned at once or, in an hour, not at all: with 4 to 24 pairs in 512 bytes from the
 start, 4 million bytes taught nothing, with 1 to 3 pairs in 96 bytes half a million were enough. So
 a recipe has phases, from few pairs close by to many far away. A phase ends after ``steps``, or as
 soon as the model ranks the asked bytes first often enough (``until``, over the last 40 steps). The
@@ -12,6 +12,7 @@ rate warms up over 40 steps, stays, and in the last phase falls on a cosine to a
 
 import json
 import math
+import statistics
 import tempfile
 import time
 from collections import deque
@@ -22,14 +23,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from numpy.random import Generator
+from torch import nn
 
-from kvlab.lab.training.corpus import Corpus, Mix, batch
-from kvlab.lab.training.measure import bits_per_byte, recall_score
+from scripts.train_tiny.corpus import Corpus, Mix, batch
+from scripts.train_tiny.recall import plain_logits, recall_score, window_bits
 
 LOG = "log.jsonl"
-# Called after each step with (done, total).
-Told = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +97,10 @@ def optimizers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
 
 
 def train(
-    model: Any, corpus: Corpus, recipe: Recipe, folder: Path, told: Told | None = None
+    model: Any, corpus: Corpus, recipe: Recipe, folder: Path, told: Callable[[], object]
 ) -> list[dict[str, float]]:
     """Train in place; each line of the log goes to ``folder/log.jsonl`` as it comes, with the
-    weights of that step beside it. Returns the lines.
+    weights of that step beside it, and ``told`` is called after each step. Returns the lines.
 
     ``model``: a causal language model of transformers over 256 tokens. Equal inputs give equal
     lines on the same machine with the same number of threads, but for ``seconds``.
@@ -113,7 +113,7 @@ def train(
     groups = [group for stepper in steppers for group in stepper.param_groups]
     rates = [group["lr"] for group in groups]
     lines: list[dict[str, float]] = []
-    seen: list[float] = []
+    losses: list[float] = []
     began, done, tokens = time.perf_counter(), 0, 0
     for number, phase in enumerate(recipe.phases):
         last = number + 1 == len(recipe.phases)
@@ -123,34 +123,34 @@ def train(
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = rate * share
             loss, score = _step(model, corpus, phase.mix, steppers, rng)
-            seen.append(loss)
+            losses.append(loss)
             scores.append(score)
             done, tokens = done + 1, tokens + phase.mix.rows * phase.mix.length
             wanted = math.inf if phase.until is None else phase.until
-            learnt = len(scores) == WINDOW and sum(scores) / WINDOW >= wanted
-            over = learnt or step + 1 == phase.steps
+            learned = len(scores) == WINDOW and statistics.fmean(scores) >= wanted
+            over = learned or step + 1 == phase.steps
             if done % recipe.every == 0 or (over and last):
-                recalled = round(sum(scores) / len(scores), 4)
                 line: dict[str, float] = {"step": done, "phase": number + 1, "tokens": tokens}
-                line |= {"train_recall": recalled}
-                lines.append(line | _measured(model, corpus, seen, time.perf_counter() - began))
-                seen = []
+                line |= {
+                    "train_recall": round(statistics.fmean(scores), 4),
+                    "train_bits_per_byte": round(statistics.fmean(losses) / math.log(2), 4),
+                }
+                line |= _measured(model, corpus) | {
+                    "seconds": round(time.perf_counter() - began, 1)
+                }
+                lines.append(line)
+                losses = []
                 save(model, folder)
                 with log.open("a") as file:
-                    file.write(json.dumps(lines[-1]) + "\n")
-            if told is not None:
-                told(done, recipe.steps)
+                    file.write(json.dumps(line) + "\n")
+            told()
             if over:
                 break
     return lines
 
 
 def _step(
-    model: Any,
-    corpus: Corpus,
-    mix: Mix,
-    steppers: list[torch.optim.Optimizer],
-    rng: np.random.Generator,
+    model: Any, corpus: Corpus, mix: Mix, steppers: list[torch.optim.Optimizer], rng: Generator
 ) -> tuple[float, float]:
     """One step: the loss in nats a byte, and the share of asked bytes that were ranked first."""
     model.train()
@@ -177,25 +177,13 @@ def save(model: Any, folder: Path) -> None:
             file.replace(folder / file.name)
 
 
-def _measured(model: Any, corpus: Corpus, seen: list[float], seconds: float) -> dict[str, float]:
-    """What a line of the log says beside the step; sequences of 512 bytes whatever the phase."""
+def _measured(model: Any, corpus: Corpus) -> dict[str, float]:
+    """Of held-out text, in sequences of 512 bytes whatever the phase."""
     model.train(False)
     logits = plain_logits(model)
-    bits = bits_per_byte(logits, corpus.held_out, sequences=16, length=512)
+    bits = window_bits(logits, corpus.held_out, sequences=16, length=512)
     score = recall_score(logits, corpus.held_out, sequences=8, length=512, pairs=12)
     return {
-        "train_bits_per_byte": round(sum(seen) / len(seen) / math.log(2), 4),
-        "held_out_bits_per_byte": round(bits, 4),
+        "held_out_bits_per_byte": round(statistics.fmean(bits), 4),
         "recall": round(score, 4),
-        "seconds": round(seconds, 1),
     }
-
-
-def plain_logits(model: Any) -> Callable[[Tensor], Tensor]:
-    """The model's own logits ``(B, T, 256)`` of tokens ``(B, T)``, without a cache."""
-
-    def logits(tokens: Tensor) -> Tensor:
-        made: Tensor = model(input_ids=tokens, use_cache=False).logits
-        return made
-
-    return logits

@@ -1,7 +1,7 @@
 """What the tiny model is trained on: the standard library's text, mixed with lines to be recalled.
 
-Every Python installation carries the text: the sources of the standard library and the topics of
-``pydoc``. Recall lines make the cache of the full-attention layers matter; one sequence holds
+Every Python installation carries the text. Recall lines make the cache of the full-attention layers
+matter; one sequence holds
 
     set qk=5f zt=0c bf=9e            pairs, in any order
     ... some text of the library ...
@@ -13,19 +13,15 @@ and each value after ``get`` can only be known from the row of its pair.
 import hashlib
 import platform
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.errors import StudyError
-
-LETTERS = b"abcdefghijklmnopqrstuvwxyz"
-SYMBOLS = b"0123456789abcdef"
-# Symbols of one value.
-VALUE = 2
+LETTERS, SYMBOLS = b"abcdefghijklmnopqrstuvwxyz", b"0123456789abcdef"
+VALUE = 2  # symbols of one value
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
 Bytes = NDArray[np.uint8]
 
 
@@ -38,30 +34,16 @@ class Corpus:
     about: dict[str, str | int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Recall:
-    """A sequence with recall lines: ``data`` uint8 ``(T,)``; ``asked``: positions of the bytes of
-    values after ``get``, int64; ``first_get``: where the first ``get`` begins."""
-
-    data: Bytes
-    asked: NDArray[np.int64]
-    first_get: int
-
-
 def read_corpus(root: Path | None = None) -> Corpus:
     """The text below ``root``, the standard library of this Python when None; one file in 20 (by
-    the hash of its name) is held out. Errors: StudyError where there are no sources to read."""
+    the hash of its name) is held out."""
     folder = root if root is not None else Path(sysconfig.get_paths()["stdlib"])
     parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for path in _sources(folder):
-        name = path.relative_to(folder).as_posix().encode()
-        number = int.from_bytes(hashlib.blake2b(name, digest_size=4).digest(), "little")
-        parts[number % 20 == 0].append(path.read_bytes())
-    if not parts[0] or not parts[1]:
-        raise StudyError(
-            f"training needs sources on both sides of the split: found {len(parts[0])} files to "
-            f"train on and {len(parts[1])} to hold out; point root at a folder of Python sources"
-        )
+    for path in sorted(folder.rglob("*.py")):
+        name = path.relative_to(folder)
+        if not SKIPPED & set(name.parts):
+            digest = hashlib.blake2b(name.as_posix().encode(), digest_size=4).digest()
+            parts[int.from_bytes(digest, "little") % 20 == 0].append(path.read_bytes())
     train, held = (np.frombuffer(b"\n".join(part), dtype=np.uint8) for part in parts)
     about: dict[str, str | int] = {
         "text": f"standard library of Python {platform.python_version()}",
@@ -74,17 +56,20 @@ def read_corpus(root: Path | None = None) -> Corpus:
     return Corpus(train, held, about)
 
 
-def _sources(folder: Path) -> Iterator[Path]:
-    skip = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
-    for path in sorted(folder.rglob("*.py")):
-        if not skip & set(path.relative_to(folder).parts):
-            yield path
-
-
 def text(source: Bytes, length: int, rng: np.random.Generator) -> Bytes:
     """A window of ``length`` bytes at a random place; ``source`` is longer than that."""
     at = int(rng.integers(0, len(source) - length))
     return source[at : at + length]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recall:
+    """A sequence with recall lines: ``data`` uint8 ``(T,)``; ``asked``: positions of the bytes of
+    values after ``get``, int64; ``first_get``: where the first ``get`` begins."""
+
+    data: Bytes
+    asked: NDArray[np.int64]
+    first_get: int
 
 
 def recall(
@@ -99,9 +84,7 @@ def recall(
     while len(out) < length:
         out += bytes(text(source, int(rng.integers(0, filler + 1)), rng)) + b"\nget"
         first_get = first_get or len(out) - 3
-        for i in rng.permutation(pairs).tolist():
-            out += b" " + entries[i]
-            asked += range(len(out) - VALUE, len(out))
+        asked += _ask(out, entries, rng)
         out += b"\n"
     places = np.array([p for p in asked if p < length], dtype=np.int64)
     return Recall(np.frombuffer(bytes(out[:length]), dtype=np.uint8), places, first_get)
@@ -113,11 +96,17 @@ def question(source: Bytes, gap: int, rng: np.random.Generator, pairs: int) -> R
     entries = _entries(pairs, rng)
     out = bytearray(b"set " + b" ".join(entries) + b"\n" + bytes(text(source, gap, rng)) + b"\nget")
     first_get = len(out) - 3
+    asked = _ask(out, entries, rng)
+    return Recall(np.frombuffer(bytes(out), dtype=np.uint8), np.array(asked), first_get)
+
+
+def _ask(out: bytearray, entries: list[bytes], rng: np.random.Generator) -> list[int]:
+    """Append every pair in a random order; returns the positions of the bytes of their values."""
     asked: list[int] = []
-    for i in rng.permutation(pairs).tolist():
+    for i in rng.permutation(len(entries)).tolist():
         out += b" " + entries[i]
         asked += range(len(out) - VALUE, len(out))
-    return Recall(np.frombuffer(bytes(out), dtype=np.uint8), np.array(asked), first_get)
+    return asked
 
 
 def _entries(pairs: int, rng: np.random.Generator) -> list[bytes]:
