@@ -21,7 +21,7 @@ import ipywidgets as widgets
 import pandas as pd
 from matplotlib.figure import Figure
 
-from kvlab.engine.result import Event
+from kvlab.engine import Event
 from kvlab.errors import StudyError
 from kvlab.lab.drift.conditions import CONDITIONS, DTYPES
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.errors import KvlabError, StudyError
 from kvlab.lab.backup_walk import STEPS, backup_walk
 from kvlab.lab.drift.results import read_study
