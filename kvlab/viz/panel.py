@@ -169,6 +169,11 @@ class Panel:
         """The drawing of the current values. Raises what ``draw`` raises."""
         return drawn(self._draw, self.values)
 
+    def table(self) -> pd.DataFrame:
+        """The numbers behind the picture; the values of the controls where there are no others."""
+        table = self.drawing().table
+        return pd.DataFrame([self.values]) if table is None else table
+
     def export(self, folder: Path | str | None = None, width: str | None = None) -> list[Path]:
         """Save the picture with its caption, its numbers and its origin; returns the files.
 
@@ -178,10 +183,8 @@ class Panel:
 
         Errors: KvlabError for a width that ``draw`` cannot give; what ``draw`` raises; OSError.
         """
-        values = self.values
-        drawing, origin = published(self._draw, values, self.name, self._definition, width)
-        table = pd.DataFrame([values]) if drawing.table is None else drawing.table
-        saved = save_figure(drawing.figure, self.name, table, origin, folder)
+        drawing, origin = published(self._draw, self.values, self.name, self._definition, width)
+        saved = save_figure(drawing.figure, self.name, self.table(), origin, folder)
         return [saved.path(ending) for ending in ENDINGS]
 
     def __repr__(self) -> str:

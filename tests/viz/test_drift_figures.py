@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -97,7 +98,7 @@ def test_looks_differ_in_colour_dash_and_marker_at_once_and_belong_to_conditions
 
 
 def test_a_footer_of_a_recorded_study_keeps_few_parameters() -> None:
-    facts = {"model": "tiny", "model_sha256": "0", "requests": 2}
+    facts: dict[str, Any] = {"model": "tiny", "model_sha256": "0", "requests": 2}
     study = Origin("kvlab drift", 0, {**facts, "conditions": ["a"]}, "cpu", {}, None, "1")
     assert origin_of({**study.as_dict(), "timeline": {}}) == replace(study, parameters=facts)
 

@@ -61,13 +61,6 @@ def twin(name: str) -> Callable[..., Figure]:
     return found
 
 
-def table_of(panel: Panel) -> pd.DataFrame:
-    """The numbers behind its picture."""
-    table = panel.drawing().table
-    assert table is not None
-    return table
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_twin_has_the_controls_as_arguments_with_the_values_that_they_start_with(
     name: str,
@@ -102,7 +95,7 @@ def test_an_export_is_the_twin_with_its_table_for_one_column_and_two(
         assert ElementTree.parse(svg).getroot().tag.endswith("svg")
         assert pdf.read_bytes().startswith(b"%PDF") and b"/FontFile2" in pdf.read_bytes()
         assert imread(png).shape[1] == pytest.approx(200 * WIDTH_IN[width], abs=1)
-        assert len(pd.read_csv(csv)) == len(table_of(panel))
+        assert len(pd.read_csv(csv)) == len(panel.table())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -228,7 +221,7 @@ def test_every_setting_of_the_stepper_is_drawn() -> None:
 
 def test_hover_boxes_of_the_stepper_say_what_the_table_has() -> None:
     panel = backup_stepper().set(step=5, fix=False)
-    table, said = table_of(panel), [spot.text for spot in panel.drawing().spots]
+    table, said = panel.table(), [spot.text for spot in panel.drawing().spots]
     assert sum("no token" not in text for text in said) == len(table)
     for row in table.head(30).to_dict("records"):
         (mine,) = [
@@ -360,7 +353,7 @@ def test_what_is_no_node_is_refused(capacity: int, restore: Any) -> None:
 
 def test_a_hover_box_of_the_time_line_is_a_stay_of_the_table() -> None:
     panel = retraction_timeline()
-    table, spots = table_of(panel), panel.drawing().spots
+    table, spots = panel.table(), panel.drawing().spots
     lasting = table[table["end"] > table["begin"]]
     assert len(spots) == len(lasting)
     for spot, stay in zip(spots, lasting.to_dict("records"), strict=True):
@@ -406,7 +399,7 @@ def test_every_run_is_drawn_or_told_in_which_dtypes_it_was_run() -> None:
 
 def test_the_sentence_and_the_boxes_of_the_tokens_say_what_the_table_has() -> None:
     panel = drift_explorer().set(request=7, token=4)
-    table, line = table_of(panel), line_of("forced_before_fix", "float32", 4, 7)
+    table, line = panel.table(), line_of("forced_before_fix", "float32", 4, 7)
     above = int((table["abs_dlogprob"] > MARGIN * line.floor).sum())
     assert f"Of {len(table)} tokens {above} are above 2 ε" in panel.text
     row = table.iloc[4]
@@ -415,7 +408,7 @@ def test_the_sentence_and_the_boxes_of_the_tokens_say_what_the_table_has() -> No
     for spot, at, level in zip(spots, table["position"], table["level"], strict=True):
         assert spot.text.startswith(f"Token {at}, ") and level in spot.text
     for request in REQUESTS:  # the cursor ends with the tokens
-        last = len(table_of(panel.set(request=request))) - 1
+        last = len(panel.set(request=request).table()) - 1
         assert panel.set(token=last).text.startswith(f"Token {last}, ")
 
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -76,9 +77,9 @@ def test_colours_are_those_that_colour_blind_readers_can_tell_apart(name: str) -
     used = set()
     for ax in made(name).axes:
         lines = [line.get_color() for line in ax.lines if line.get_linestyle() != "None"]
-        areas = [patch.get_facecolor() for patch in ax.patches]
+        areas: list[Any] = [patch.get_facecolor() for patch in ax.patches]
         areas += [one for c in ax.collections for one in np.atleast_2d(c.get_facecolor())]
-        used |= {to_hex(color).upper() for color in (*lines, *map(tuple, areas)) if len(color)}
+        used |= {to_hex(color).upper() for color in [*lines, *areas] if len(color)}
     grey = {color for color in used if color[1:3] == color[3:5] == color[5:7]}
     pale = {"#F8E3B4"}  # stays on the host, hatched
     assert {c for c in used - grey - PALETTE - pale if c.lower() not in ranks} == set()
