@@ -56,7 +56,7 @@ LAZY = {
     "kvlab.ops.kernels": "imports triton",
     "pyarrow": "170 MB, an extra",
     "kvlab.lab.bench.decode": "imports transformers, seconds that other parts need not wait for",
-    "kvlab.lab.drift.study": "imports transformers, seconds that every kvlab --help would wait for",
+    "kvlab.lab.drift.run": "imports transformers, seconds that every kvlab --help would wait for",
     "kvlab.cli.retraction_drawing": "matplotlib, which every kvlab --help would wait for",
     "kvlab.report": "nbconvert and matplotlib, 3 s that every kvlab --help would wait for",
 }
