@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import (
     Forced,
     Greedy,
@@ -38,8 +39,6 @@ from kvlab.engine.model import (
     Watch,
     load_model,
 )
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.drift.defects import INTERVAL, REFERENCE, Point
 from kvlab.lab.drift.faults import CELLS, MERGES, Verified

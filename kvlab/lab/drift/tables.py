@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlab.engine.result import Event, EventKind
+from kvlab.engine import Event, EventKind
 from kvlab.lab.drift.defects import REFERENCE, Point, condition
 from kvlab.lab.drift.prompts import Prompts
 from kvlab.lab.drift.results import EVENTS, POSITIONS, REQUESTS, SUMMARY, TOKENS, Study

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import CountingNode, NodeConfig
 from kvlab.errors import StudyError, WorkloadError
 from kvlab.lab.drift import (
     CONDITIONS,
@@ -153,7 +152,7 @@ def test_a_file_of_prompts_that_is_not_there_is_no_fault_of_the_output(tmp_path:
 
 def counts(prompts: Prompts, name: str, dcp_size: int) -> Counter[str]:
     config = node(name, dcp_size, prompts)
-    return Counter(e.kind for e in EventNode(config).run(prompts.workload, record=True).events)
+    return Counter(e.kind for e in CountingNode(config).run(prompts.workload, record=True).events)
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])

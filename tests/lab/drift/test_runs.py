@@ -10,9 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import Forced, ModelCells, Prefilled, ShardedModel, load_model
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
 from kvlab.lab.drift import DEFECTS, REFERENCE, Point, Prompts, condition
 from kvlab.lab.drift import run as run_module
 from kvlab.lab.drift.run import Setting, forced_run, free_run, node_config, reference_run
