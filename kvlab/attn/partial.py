@@ -1,7 +1,8 @@
 """One rank's share of an attention output, and the merge.
 
-An empty shard is ``out = 0, lse = -inf``. Backends report it otherwise (0, +inf, NaN), so the merge
-takes NaN and +inf for empty, and *selects* instead of multiplying by zero: 0 * NaN is NaN.
+An empty shard is ``lse = -inf``, and its ``out`` is not read: the merge *selects* instead of
+multiplying by zero, as 0 * NaN is NaN. A NaN in a shard with keys goes through to the result. Some
+backends report NaN or +inf for an empty shard; ``Partial.with_nan_as_empty`` converts theirs.
 
 Source: ``layers/dcp/comm.py`` of SGLang; ``notebooks/ENGINEERS.md`` has the log bases of engines.
 """
@@ -47,6 +48,19 @@ class Partial:
         """Convert at the door a partial whose lse is in base 2 (FlashInfer-MLA, trtllm-gen)."""
         given = cls(out, lse)
         return cls(out, given.lse * math.log(2.0))
+
+    @classmethod
+    def with_nan_as_empty(cls, out: Tensor, lse: Tensor) -> "Partial":
+        """Convert at the door a partial of a backend that reports NaN or +inf for an empty shard.
+
+        Such a shard becomes ``out = 0, lse = -inf``. Only for backends that say so: elsewhere a NaN
+        is a fault, and this would hide it.
+        """
+        given = cls(out, lse)
+        empty = given.lse.isnan() | (given.lse == math.inf)
+        return cls(
+            given.out.masked_fill(empty[..., None], 0.0), given.lse.masked_fill(empty, -math.inf)
+        )
 
     @classmethod
     def empty(cls, like: Tensor) -> "Partial":
@@ -106,16 +120,19 @@ def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
     Errors: as ``Partial``, and IndexSpaceError for no rank."""
     require_stacked(out, lse)
     wide = torch.float64 if out.dtype == torch.float64 else torch.float32
-    lse = torch.nan_to_num(lse.to(wide), nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+    lse = lse.to(wide)
+    empty = lse == -math.inf
     top = lse.amax(dim=0)
     # Where a shard is not empty the largest weight is 1, so a total below 1 is a total of 0.
     weight = torch.exp(lse - top.clamp_min(torch.finfo(wide).min))
-    total = weight.sum(dim=0)
-    sure = total.clamp_min(1.0)
-    share = (weight / sure)[..., None]
+    sure = weight.sum(dim=0).clamp_min(1.0)
     # Selected before the product, so that garbage reaches neither the value nor a gradient.
-    merged = (share * torch.where(share > 0, out.to(wide), 0.0)).sum(dim=0)
-    return Partial(merged.to(out.dtype), torch.where(total > 0, top + torch.log(sure), -math.inf))
+    merged = ((weight / sure)[..., None] * out.to(wide).masked_fill(empty[..., None], 0.0)).sum(
+        dim=0
+    )
+    return Partial(
+        merged.to(out.dtype), torch.where(empty.all(dim=0), -math.inf, top + torch.log(sure))
+    )
 
 
 def require_stacked(out: Tensor, lse: Tensor) -> None:

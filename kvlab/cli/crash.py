@@ -18,10 +18,12 @@ from kvlab.cli.crash_runs import Run, attempt
 from kvlab.cli.output import (
     STDOUT,
     Answer,
+    Places,
     add_output_arguments,
     aligned,
     csv_place,
     deliver,
+    file_of,
     layout_facts,
     progress,
 )
@@ -112,6 +114,11 @@ class Skipped:
 
     regime: Regime
     reason: str
+
+
+def places(given: argparse.Namespace) -> tuple[Places, Places]:
+    """What the options read, what they write."""
+    return {}, {"--csv": file_of(given.csv), "--record": given.record}
 
 
 def run(given: argparse.Namespace) -> int:

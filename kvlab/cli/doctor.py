@@ -13,7 +13,7 @@ import pandas as pd
 from kvlab.cli.doctor_checks import Check
 from kvlab.cli.doctor_machine import machine_questions, serves
 from kvlab.cli.doctor_project import project_questions
-from kvlab.cli.output import Answer, add_output_arguments, deliver
+from kvlab.cli.output import Answer, Places, add_output_arguments, deliver, file_of
 from kvlab.lab.origin import commit, versions
 
 SUMMARY = "what works on this machine, and what to do about the rest"
@@ -35,6 +35,11 @@ exit codes:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``kvlab doctor``."""
     add_output_arguments(parser, "one row a check")
+
+
+def places(given: argparse.Namespace) -> tuple[Places, Places]:
+    """What the options read, what they write."""
+    return {}, {"--csv": file_of(given.csv)}
 
 
 def run(given: argparse.Namespace) -> int:

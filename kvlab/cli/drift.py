@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress, records
+from kvlab.cli.doctor_project import DRIFT
+from kvlab.cli.output import (
+    Answer,
+    Places,
+    add_output_arguments,
+    aligned,
+    deliver,
+    file_of,
+    progress,
+    records,
+)
 from kvlab.cli.values import sizes, whole
 from kvlab.lab.drift import (
     DTYPES,
@@ -130,6 +140,16 @@ def names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
         return found
 
     return read
+
+
+def places(given: argparse.Namespace) -> tuple[Places, Places]:
+    """What the options read, what they write."""
+    model = given.model and [*given.model.glob("*.json"), *given.model.glob("*.safetensors")]
+    read: dict[str, Path | None] = {f"--model ({path.name})": path for path in model or ()}
+    tables = given.out and {f"--out ({name})": given.out / name for name in DRIFT}
+    outputs = {"--csv": file_of(given.csv), "--cache": given.cache, "--out": given.out}
+    read["--model"] = given.model
+    return {"--prompts": given.prompts, **read}, outputs | (tables or {})
 
 
 def run(given: argparse.Namespace) -> int:

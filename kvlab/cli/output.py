@@ -1,7 +1,7 @@
 """What a command hands out: a table for people, one JSON document, or a CSV file.
 
-A file appears whole or not at all: it is written beside its place under another name and then takes
-the place. Worked example of the table, numbers to the right and text to the left:
+A file appears whole or not at all, and no output is an input or another output. Worked example of
+the table, numbers to the right and text to the left:
 
     outcome       pages
     silent          127
@@ -14,6 +14,7 @@ import json
 import os
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,12 +25,61 @@ import pandas as pd
 from tqdm import tqdm
 
 from kvlab.errors import KvlabError
+from kvlab.files import whole_file
 from kvlab.index import DcpLayout
 
 STDOUT = "-"
 PIECE = 2**15  # characters
 #: Seconds between two lines of progress where there is no terminal.
 LINE_EVERY_S = 10.0
+
+
+#: Option -> the path that it names, None where it is not given.
+Places = Mapping[str, Path | None]
+
+
+class UsageError(KvlabError):
+    """A command line that cannot be meant: exit code 2."""
+
+
+def file_of(out: str | None) -> Path | None:
+    """The file that ``--csv`` and its like name; None for standard output."""
+    return None if out is None or out == STDOUT else Path(out)
+
+
+def require_apart(inputs: Places, outputs: Places, replaced: Places | None = None) -> None:
+    """Refuse an output that is an input or another output, by whatever name it is called.
+
+    ``replaced``: folders that are replaced as a whole, so that nothing else may lie in them.
+    Errors: UsageError, before any work.
+    """
+    folders = {option: path for option, path in (replaced or {}).items() if path}
+    written = folders | {option: path for option, path in outputs.items() if path}
+    named = written | {option: path for option, path in inputs.items() if path}
+    for option, path in written.items():
+        for other, there in named.items():
+            if option != other and _same(path, there):
+                raise UsageError(
+                    f"an output is no input and no other output: {option} and {other} are both "
+                    f"{str(path)!r}; name another place with {option}"
+                )
+            if option in folders and _real(path) in _real(there).parents:
+                raise UsageError(
+                    f"{option} replaces all of its folder: {other} {str(there)!r} lies in it; name "
+                    f"another place with {option}"
+                )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether both are one file or folder, through links too. A pipe or a device may be shared."""
+    if os.path.exists(one) and not (os.path.isfile(one) or os.path.isdir(one)):
+        return False
+    both = os.path.exists(one) and os.path.exists(other)
+    return _real(one) == _real(other) or (both and os.path.samefile(one, other))
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +135,8 @@ def _try_to_write(place: Path) -> None:
             if os.access(place, os.W_OK):
                 return
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    part = _part(place)
-    part.touch()
-    part.unlink()
-
-
-def _part(place: Path) -> Path:
-    return place.with_name(f".kvlab-{os.getpid()}.part")
+    with tempfile.TemporaryFile(dir=place.parent):
+        pass
 
 
 def deliver(answer: Answer, given: argparse.Namespace) -> None:
@@ -129,17 +174,13 @@ def write_file(content: bytes, out: str, what: str, option: str) -> None:
 
     Errors: KvlabError, which says that ``what`` cannot be written and to change ``option``.
     """
-    place = Path(out).resolve()  # what a link points to is replaced, not the link
+    place = Path(out)
     try:
         if place.exists() and not place.is_file():  # a pipe or a device: nothing to put in place
             place.write_bytes(content)
             return
-        part = _part(place)
-        try:
+        with whole_file(place) as part:
             part.write_bytes(content)
-            part.replace(place)
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         raise KvlabError(
             f"a {what} is written to a file that can be made: {out!r} gives "
@@ -148,9 +189,8 @@ def write_file(content: bytes, out: str, what: str, option: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print ``text``; what standard output cannot encode is shown as an escape."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    _put(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    """Print ``text``."""
+    _put(text + "\n")
 
 
 def _put(text: str) -> None:

@@ -4,7 +4,16 @@ import argparse
 
 import pandas as pd
 
-from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, layout_facts, records
+from kvlab.cli.output import (
+    Answer,
+    Places,
+    add_output_arguments,
+    aligned,
+    deliver,
+    file_of,
+    layout_facts,
+    records,
+)
 from kvlab.cli.values import add_layout_arguments, require_ranks, sizes, whole
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -78,6 +87,11 @@ def study_of(given: argparse.Namespace) -> OwnerStudy:
         pages = max(16, *(given.pages or ()), page.pages_for(given.start + length))
     layout = DcpLayout(given.dcp_size, given.page_size, pages, given.interleave)
     return OwnerStudy(layout, length, given.start, given.pages)
+
+
+def places(given: argparse.Namespace) -> tuple[Places, Places]:
+    """What the options read, what they write."""
+    return {}, {"--csv": file_of(given.csv)}
 
 
 def run(given: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ Worked example, a pool of 4 pages on 2 ranks; page 1 would fail without a sound:
 """
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvlab.cli import crash, doctor, drift, owners, report, retraction
-from kvlab.cli.output import STDOUT
+from kvlab.cli.output import STDOUT, UsageError, require_apart
 from kvlab.errors import KvlabError
 from kvlab.lab.origin import versions
 
@@ -56,11 +57,16 @@ exit codes:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv`` (None: that of this process) and return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is shown as an escape
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(words)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
         return code
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KvlabError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -77,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
+    _require_words(words)
     parser, subparsers = _parsers(words)
     try:
         given = parser.parse_args(words)
@@ -88,10 +95,25 @@ def _run(words: list[str]) -> int:
     except SystemExit as stop:  # how argparse ends, after --help as well
         return stop.code if isinstance(stop.code, int) else 0
     given.line = line_of(words, given)
+    require_apart(*COMMANDS[given.command].places(given))
     if given.command == "report":
         given.parser = full_parser()  # the site says what each command takes
     code: int = COMMANDS[given.command].run(given)
     return code
+
+
+def _require_words(words: list[str]) -> None:
+    for i, word in enumerate(words):
+        # An empty path is the current folder to Python, and no other value may be empty either.
+        if not word or (word.startswith("--") and word.endswith("=")):
+            option = word[:-1] or (words[i - 1] if i else "the command")
+            raise UsageError(f"{option} takes a text that is not empty: got {word!r}")
+        try:
+            word.encode()
+        except UnicodeEncodeError:  # origins and captions are text, and so are the names in them
+            raise UsageError(
+                f"a command line is text in UTF-8: got {os.fsencode(word)!r}; rename the file"
+            ) from None
 
 
 def line_of(words: Sequence[str], given: argparse.Namespace) -> str:

@@ -7,7 +7,7 @@ from contextlib import nullcontext, redirect_stdout
 
 import pandas as pd
 
-from kvlab.cli.output import STDOUT, add_csv_argument, write_csv
+from kvlab.cli.output import STDOUT, Places, add_csv_argument, file_of, write_csv
 
 SUMMARY = "execute the notebooks and write the report"
 DESCRIPTION = """\
@@ -28,6 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add(parser)
     add_csv_argument(parser, "one row a figure")
+
+
+def places(given: argparse.Namespace) -> tuple[Places, Places, Places]:
+    """What the options read, what they write, and the folder that is replaced."""
+    notebooks = {f"--notebooks {path}": path for path in given.notebooks or ()}
+    inputs, outputs = {"--trace": given.trace, **notebooks}, {"--csv": file_of(given.csv)}
+    return inputs, outputs, {"--out": given.out}
 
 
 def run(given: argparse.Namespace) -> int:

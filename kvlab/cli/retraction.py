@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvlab.cli.output import Answer, add_output_arguments, aligned, deliver, progress, records
+from kvlab.cli.output import (
+    Answer,
+    Places,
+    add_output_arguments,
+    aligned,
+    deliver,
+    file_of,
+    progress,
+    records,
+)
 from kvlab.cli.retraction_figure import add_figure_arguments, require_figure, write_figure
 from kvlab.cli.values import amounts, memory, seconds, sizes, whole
 from kvlab.engine.workload import Workload, default_workload, load_trace
@@ -195,6 +204,15 @@ def study_of(given: argparse.Namespace) -> RetractionStudy:
     )
 
 
+def places(given: argparse.Namespace) -> tuple[Places, Places]:
+    """What the options read, what they write."""
+    picture = file_of(given.figure)
+    beside = (picture and given.caption == "beside" and picture.with_suffix(".txt")) or None
+    geometry = Path(given.geometry) if given.geometry is not None else None
+    outputs = {"--csv": file_of(given.csv), "--figure": picture, "--caption beside": beside}
+    return {"--trace": given.trace, "--geometry": geometry}, outputs | {"--cache": given.cache}
+
+
 def run(given: argparse.Namespace) -> int:
     """Run the study that the options describe; return the exit code."""
     study = study_of(given)
@@ -202,7 +220,12 @@ def run(given: argparse.Namespace) -> int:
     jobs = given.jobs or (1 if short else None)
     try:
         with progress("row") as told:
-            table = study.run(jobs=jobs, cache=given.cache, progress=told)
+            table = study.run(
+                jobs=jobs,
+                cache=given.cache,
+                progress=told,
+                note=lambda sentence: print(sentence, file=sys.stderr),
+            )
     except KeyboardInterrupt:
         if given.cache is not None:
             print(f"\nfinished rows are kept in {given.cache}", file=sys.stderr)

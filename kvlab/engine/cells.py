@@ -34,6 +34,10 @@ _GRAIN = 4096
 class Cells(Protocol):
     """The contract between the scheduler and what it schedules."""
 
+    @property
+    def layout(self) -> DcpLayout:
+        """The two index spaces of the cells: the scheduler's own."""
+
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Store the cache entry of each (request, position) in its slot; all int64 ``(n,)``."""
 

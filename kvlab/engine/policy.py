@@ -72,6 +72,12 @@ class NodeConfig:
     retract_decode_steps: int = 20
 
     def __post_init__(self) -> None:
+        layout: object = self.layout
+        if not isinstance(layout, DcpLayout):
+            raise StudyError(
+                f"layout must be a DcpLayout, which gives a node its pages: got "
+                f"{type(layout).__name__}; pass DcpLayout(dcp_size, page_size, num_pages)"
+            )
         bounds: list[tuple[str, int | None, int]] = [
             ("concurrency", self.concurrency, 1),
             ("max_running", self.max_running, 1),

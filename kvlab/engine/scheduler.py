@@ -41,6 +41,8 @@ class StepNode:
         cells: what the rows hold; None makes ``FingerprintCells`` of the layout.
         check_every_step: verify every running request's rows on every rank after each step,
             not only those that were restored or finish.
+
+    Errors: StudyError for cells of another layout.
     """
 
     def __init__(
@@ -48,6 +50,11 @@ class StepNode:
     ) -> None:
         self.config = config
         self.cells: Cells = cells if cells is not None else FingerprintCells(config.layout)
+        if self.cells.layout != config.layout:
+            raise StudyError(
+                f"scheduler and cells share one layout: the node has {config.layout}, its cells "
+                f"{self.cells.layout}; make the cells with the node's"
+            )
         self.check_every_step = check_every_step
         self.retracted: deque[Live] = deque()
         self.waiting: deque[Live] = deque()

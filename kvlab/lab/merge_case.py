@@ -30,7 +30,8 @@ class MergeCase:
         empty: whether each rank has no key; its ``lse`` does not count then.
         reported: what the backend says for an empty rank, of ``REPORTED``.
         log_base: "wrong": the backend reports in base 2, and the merge reads nats.
-        merge: "checked" is ``kvlab.attn.merge_partials``, "plain" a softmax over what is reported.
+        merge: "checked" takes NaN and +inf for empty (``Partial.with_nan_as_empty``), then merges;
+            "plain" is a softmax over what is reported.
 
     Errors: StudyError for no rank, unequal lengths, an lse that is no finite number, or a word
     that is none of these.
@@ -93,7 +94,7 @@ def _checked(lse: list[float]) -> list[float]:
     """The weights of ``merge_partials``: its output when the ranks' outputs are unit vectors."""
     units = torch.eye(len(lse), dtype=torch.float64)
     partials = [
-        Partial(unit, torch.tensor(value, dtype=torch.float64))
+        Partial.with_nan_as_empty(unit, torch.tensor(value, dtype=torch.float64))
         for unit, value in zip(units, lse, strict=True)
     ]
     return [float(weight) for weight in merge_partials(partials).out]

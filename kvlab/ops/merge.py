@@ -22,7 +22,7 @@ _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 def merge_stacked(out: Tensor, lse: Tensor, *, backend: Backend | None = None) -> Partial:
     """As ``kvlab.attn.merge_stacked``: ``out`` ``(c, ..., d)``, ``lse`` ``(c, ...)`` in nats.
 
-    Computed in float32; NaN and +inf as lse mean an empty shard. Other dtypes than float32,
+    Computed in float32. Other dtypes than float32,
     bfloat16 and float16 (float64, fp8), and tensors whose gradient is wanted, are merged by torch
     whatever the backend. Cost of the twin: c partials read, one written. Errors: as the reference;
     BackendError.

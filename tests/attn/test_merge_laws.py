@@ -83,12 +83,9 @@ def test_empty_shards_are_neutral_and_one_partial_is_itself(
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("mark", [-math.inf, math.inf, math.nan])
-def test_a_shard_marked_empty_in_any_way_adds_nothing_whatever_its_out_holds(
-    mark: float, garbage: float
-) -> None:
+def test_an_empty_shard_adds_nothing_whatever_its_out_holds(garbage: float) -> None:
     real = Partial(torch.tensor([[1.0, -2.0]]), torch.tensor([3.0]))
-    empty = Partial(torch.full((1, 2), garbage), torch.tensor([mark]))
+    empty = Partial(torch.full((1, 2), garbage), torch.tensor([-math.inf]))
     for parts in ([real, empty], [empty, real], [empty, real, empty]):
         merged = merge_partials(parts)
         assert merged.out.tolist() == [[1.0, -2.0]]
@@ -96,11 +93,8 @@ def test_a_shard_marked_empty_in_any_way_adds_nothing_whatever_its_out_holds(
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("mark", [-math.inf, math.inf, math.nan])
-def test_with_every_shard_empty_the_result_is_zero_and_empty_again(
-    mark: float, garbage: float
-) -> None:
-    empty = Partial(torch.full((2, 3), garbage), torch.full((2,), mark))
+def test_with_every_shard_empty_the_result_is_zero_and_empty_again(garbage: float) -> None:
+    empty = Partial(torch.full((2, 3), garbage), torch.full((2,), -math.inf))
     merged = merge_partials([empty, empty])
     assert merged.out.tolist() == [[0.0] * 3] * 2
     assert merged.lse.tolist() == [-math.inf] * 2
@@ -109,16 +103,31 @@ def test_with_every_shard_empty_the_result_is_zero_and_empty_again(
 def test_rows_are_empty_each_by_itself() -> None:
     inf = math.inf
     one = Partial(torch.tensor([[1.0], [2.0], [9.0]]), torch.tensor([0.0, -inf, -inf]))
-    two = Partial(torch.tensor([[9.0], [4.0], [9.0]]), torch.tensor([inf, 0.0, math.nan]))
+    two = Partial(torch.tensor([[9.0], [4.0], [9.0]]), torch.tensor([-inf, 0.0, -inf]))
     merged = merge_partials([one, two])
     assert merged.out.flatten().tolist() == [1.0, 4.0, 0.0]
     assert merged.lse.tolist() == [0.0, 0.0, -inf]
 
 
-def test_a_nan_of_a_shard_with_keys_is_not_hidden() -> None:
-    good = Partial(torch.tensor([1.0]), torch.tensor(0.0))
-    bad = Partial(torch.tensor([math.nan]), torch.tensor(0.0))
-    assert merge_partials([good, bad]).out.isnan().all()
+@pytest.mark.parametrize("lse", [0.0, -2e4, math.nan, math.inf])
+def test_a_nan_of_a_shard_with_keys_goes_through_however_little_it_weighs(lse: float) -> None:
+    good = Partial(torch.tensor([[1.0], [2.0]]), torch.zeros(2))
+    bad = Partial(torch.tensor([[math.nan], [3.0]]), torch.tensor([lse, 0.0]))
+    for parts in ([good, bad], [bad, good], [Partial.empty(good.out), bad, good]):
+        merged = merge_partials(parts)
+        assert merged.out.isnan().flatten().tolist() == [True, False]
+        assert merged.lse.isnan().tolist() == [not math.isfinite(lse), False]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+@pytest.mark.parametrize("mark", [math.inf, math.nan])
+def test_the_door_for_backends_that_say_nan_for_empty_makes_empty_shards(
+    mark: float, garbage: float
+) -> None:
+    out, lse = torch.tensor([[garbage], [2.0], [garbage]]), torch.tensor([mark, 1.0, -math.inf])
+    told = Partial.with_nan_as_empty(out, lse)
+    assert told.lse.tolist() == [-math.inf, 1.0, -math.inf]
+    assert told.out[:2].tolist() == [[0.0], [2.0]]
 
 
 def test_a_shard_read_as_lse_zero_carries_weight_which_is_why_empty_is_minus_infinity() -> None:

@@ -108,14 +108,6 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
         write_csv(TABLE, "/dev/full")
 
 
-def test_text_that_a_terminal_cannot_show_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr("sys.stdout", ascii_only)
-    say("trace é")
-    ascii_only.flush()
-    assert ascii_only.buffer.getvalue() == b"trace \\xe9\n"
-
-
 def test_without_a_standard_output_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdout", None)
     say("a table")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvlab.engine.cells import FingerprintCells
 from kvlab.engine.events import EventNode
 from kvlab.engine.policy import (
     NewTokenRatio,
@@ -249,6 +250,18 @@ def test_counts_are_ints_with_a_lower_bound(name: str, low: int) -> None:
     for right in (low, low + 1):
         given_right: dict[str, Any] = {name: right}
         assert getattr(NodeConfig(W8.layout, **given_right), name) == right
+
+
+@pytest.mark.parametrize("layout", [None, (2, 4, 10), "DcpLayout(2, 4, 10)"])
+def test_a_layout_is_one(layout: Any) -> None:
+    with pytest.raises(StudyError, match=f"^layout must .* got {type(layout).__name__}"):
+        NodeConfig(layout)
+
+
+def test_a_node_and_its_cells_share_one_layout() -> None:
+    cells = FingerprintCells(DcpLayout(2, 4, 11))
+    with pytest.raises(StudyError, match=r"share one layout: the node has .*num_pages=10.*=11"):
+        StepNode(W8, cells)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -0.1, math.inf, math.nan])

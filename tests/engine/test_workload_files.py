@@ -181,6 +181,11 @@ def keys(time: object = 1, prompt: object = 1, output: object = 1) -> str:
 
 
 BAD_LINES = [
+    (azure("2023-11-16 18:15:46+99:99,1,1"), r"column TIMESTAMP: an offset is less than a day, hh"),
+    (
+        moon(keys()[:-1] + ', "input_length": 9}'),
+        r"line 2: .*JSON object .*'input_length' stands t",
+    ),
     (azure("2023-11-16,1,1"), r"t\.x, line 3, column TIMESTAMP: a time is written YYYY-MM-DD"),
     (azure("2023-13-16 18:15:46,1,1"), r"line 3, column TIMESTAMP: .*names a real day.*'2023-13"),
     (azure("2023-11-16 24:15:46,1,1"), r"column TIMESTAMP: .*a real day and time: got '2023"),

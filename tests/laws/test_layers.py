@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Lowest first. Packages of one line may not import each other, each may import the lines below.
 LAYERS = (
-    ("errors",),
+    ("errors", "show"),
+    ("files",),
     ("index", "attn"),
     ("ops",),
     ("ranks",),
@@ -34,6 +35,8 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # What else a layer may import beside the standard library. The three top lines may import anything.
 LIBRARIES = {
     "errors": set[str](),
+    "show": {"torch"},
+    "files": set[str](),
     # numpy: OR and AND reductions, which torch lacks, make the check of a run cheap.
     "index": {"numpy", "torch"},
     "attn": {"torch"},

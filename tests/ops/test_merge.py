@@ -1,5 +1,7 @@
 """The twin of the merge takes three dtypes; whatever else is merged, torch merges."""
 
+import math
+
 import pytest
 import torch
 
@@ -42,3 +44,18 @@ def test_strided_and_expanded_partials_are_merged() -> None:
         found = merge_stacked(given, lse, backend="triton")
         torch.testing.assert_close(found.out, wanted.out)
         torch.testing.assert_close(found.lse, wanted.lse)
+
+
+@needs_interpreter
+@pytest.mark.parametrize("lse", [0.0, -2e4, math.nan, math.inf])
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_twin_lets_a_nan_of_a_shard_with_keys_through_and_no_other(
+    rank: int, lse: float
+) -> None:
+    out, lses = torch.ones(3, 4, 5), torch.zeros(3, 4)
+    out[rank, 1], lses[rank, 1] = math.nan, lse
+    out[rank, 2], lses[rank, 2] = math.nan, -math.inf
+    for backend in ("torch", "triton"):
+        merged = merge_stacked(out, lses, backend=backend)
+        assert merged.out.isnan().any(dim=-1).tolist() == [False, True, False, False]
+        assert merged.lse.isnan().tolist() == [False, not math.isfinite(lse), False, False]

@@ -16,7 +16,7 @@ from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Greedy, Sampler
 from kvlab.engine.model.snapshot import Snapshot, take_snapshot
 from kvlab.errors import IndexSpaceError, PoolError, StudyError, WorkloadError
-from kvlab.index import WidenedSlots
+from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int
 from kvlab.memory import KvBackup
 
@@ -94,6 +94,11 @@ class ModelCells:
         self.streams: dict[int, Stream] = {}
         self._held: dict[int, _Held] = {}
         self._given_up: dict[int, Snapshot] = {}
+
+    @property
+    def layout(self) -> DcpLayout:
+        """The layout of the model's pools."""
+        return self.sharded.layout
 
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Prefill a request that holds nothing, or decode one token of each that runs.

@@ -130,6 +130,12 @@ def _require_plain(folder: Path, config: PreTrainedConfig) -> None:
             f"a checkpoint is whole: {folder.name!r} has an adapter_config.json, which leads to "
             f"the weights of another folder; merge the adapter and save the model"
         )
+    named = getattr(config, "transformers_weights", None)
+    if named is not None:  # transformers would load it in place of the files that are checked here
+        raise StudyError(
+            f"weights are read from {_WHOLE} or {_INDEX}: the config of {folder.name!r} names "
+            f"others, transformers_weights={named!r}; remove the key, and save the model again"
+        )
 
 
 def _config(folder: Path) -> PreTrainedConfig:
@@ -168,10 +174,16 @@ def _parts(folder: Path) -> list[Path]:
         )
     named = _json(folder / _INDEX).get("weight_map")
     names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
-    missing = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
+    missing = [
+        name
+        for name in names
+        if Path(name).name != name
+        or Path(name).suffix != ".safetensors"
+        or not (folder / name).is_file()
+    ]
     if missing or not names:
         raise StudyError(
-            f"an index names files beside it: {len(missing)} of the {len(names)} in "
+            f"an index names safetensors files beside it: {len(missing)} of the {len(names)} in "
             f"{folder.name!r} are not there{f', first {missing[0]!r}' if missing else ''}; "
             f"copy the whole folder"
         )

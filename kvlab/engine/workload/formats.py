@@ -117,6 +117,8 @@ def _nanoseconds(line: Line, stamp: str) -> int:
     except ValueError:
         line.fail("TIMESTAMP", f"{rule}, and names a real day and time", stamp, FIX)
     if sign:
+        if int(hours) > 23 or int(minutes) > 59:
+            line.fail("TIMESTAMP", "an offset is less than a day, hh:mm", stamp, FIX)
         offset = timedelta(hours=int(hours), minutes=int(minutes))
         moment -= offset if sign == "+" else -offset
     # Not timedelta.total_seconds(): a float of this size holds no 100-nanosecond ticks.
@@ -145,13 +147,23 @@ def _mooncake_rows(first: Line, lines: Iterator[Line]) -> Iterator[Row]:
 
 def _object(line: Line) -> dict[str, object]:
     try:
-        record = json.loads(line.text)
+        record = json.loads(line.text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         # The decoder's own words end with a position in the line.
         rule = f"every line is one JSON object ({shorten(str(error))})"
         line.fail(None, rule, line.text, FIX)
     if not isinstance(record, dict):
         line.fail(None, "every line is one JSON object", record, FIX)
+    return record
+
+
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """One JSON object. Of a repeated key Python would keep the last value, without a word."""
+    record: dict[str, object] = {}
+    for key, value in pairs:
+        if key in record:
+            raise ValueError(f"key {key!r} stands twice")
+        record[key] = value
     return record
 
 

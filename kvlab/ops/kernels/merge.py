@@ -1,9 +1,9 @@
 """Twin of ``merge_stacked``: the c partials are read once, the result is written once.
 
 A program takes some rows and a stretch of their elements. The weights come from c numbers a row,
-which are read again for each stretch; an empty shard has weight 0, and its output is not read, so
-whatever it holds reaches nothing. The loops over the ranks are unrolled: c is small, and the loads
-of all ranks are then under way at once.
+which are read again for each stretch; an empty shard (lse -inf) has weight 0, and its output is not
+read, so whatever it holds reaches nothing. A NaN of any other shard reaches the result. The loops
+over the ranks are unrolled: c is small, and the loads of all ranks are then under way at once.
 """
 
 import torch
@@ -21,8 +21,7 @@ _LEAST = tl.constexpr(-3.4028234663852886e38)
 
 @triton.jit
 def _lse(lse_ptr, at, inside):
-    lse = tl.load(lse_ptr + at, mask=inside, other=float("-inf")).to(tl.float32)
-    return tl.where(lse < float("inf"), lse, float("-inf"))  # NaN and +inf: an empty shard
+    return tl.load(lse_ptr + at, mask=inside, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -43,21 +42,23 @@ def _merge(
     for _ in tl.static_range(RANKS):
         total += tl.exp(_lse(lse_ptr, at, inside) - least)
         at += rows
-    sure = tl.maximum(total, 1.0)  # where a shard is not empty the largest weight is 1
+    # Where a shard is not empty the largest weight is 1. Not tl.maximum, which drops a NaN.
+    sure = tl.where(total < 1.0, 1.0, total)
     e = tl.program_id(1) * STRETCH + tl.arange(0, STRETCH)
     merged = tl.zeros([TILE, STRETCH], dtype=tl.float32)
     at = i
     for _ in tl.static_range(RANKS):
-        share = tl.exp(_lse(lse_ptr, at, inside) - least) / sure
-        live = (share > 0)[:, None] & (e < D)[None, :]
+        lse = _lse(lse_ptr, at, inside)
+        share = tl.exp(lse - least) / sure
+        live = (lse != float("-inf"))[:, None] & (e < D)[None, :]
         out = tl.load(out_ptr + at[:, None] * D + e[None, :], mask=live, other=0.0)
         merged += share[:, None] * out.to(tl.float32)
         at += rows
     kept = inside[:, None] & (e < D)[None, :]
     tl.store(merged_ptr + i[:, None] * D + e[None, :], merged, mask=kept)
     if tl.program_id(1) == 0:
-        lse = tl.where(total > 0, top + tl.log(sure), float("-inf"))
-        tl.store(merged_lse_ptr + i, lse, mask=inside)
+        whole = tl.where(total == 0, float("-inf"), top + tl.log(sure))
+        tl.store(merged_lse_ptr + i, whole, mask=inside)
 
 
 def merge_stacked(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from random import Random
 
 import torch
 
-from kvlab.attn import merge_stacked
+from kvlab.attn import Partial, merge_stacked
 from kvlab.lab.drift.metrics import first_above, repetition_rate
 from kvlab.teach.checking import Inputs
 from kvlab.teach.exercise import Exercise
@@ -76,7 +76,8 @@ def merge(outs: list[float], lses: list[float]) -> tuple[float, float]:
 
 def _merge(outs: list[float], lses: list[float]) -> tuple[float, float]:
     out = torch.tensor(outs, dtype=torch.float64)[:, None]
-    merged = merge_stacked(out, torch.tensor(lses, dtype=torch.float64))
+    told = Partial.with_nan_as_empty(out, torch.tensor(lses, dtype=torch.float64))
+    merged = merge_stacked(told.out, told.lse)
     return float(merged.out), float(merged.lse)
 
 

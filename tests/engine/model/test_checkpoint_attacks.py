@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from kvlab.engine.model import load_model, model_shape
 from kvlab.errors import CapacityError, StudyError
+from kvlab.lab.drift.cache import weights_digest
 from tests.engine.model.test_checkpoint import WHOLE, change_config
 from tests.engine.model.tiny import model
 
@@ -73,6 +74,41 @@ def test_an_adapter_that_leads_to_another_folder_is_refused(folder: Path) -> Non
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/model"}')
     with pytest.raises(StudyError, match=r"'kimi' has an adapter_config\.json, which leads to"):
         load_model(folder)
+
+
+def test_weights_that_the_config_names_in_place_of_those_that_are_checked_are_refused(
+    folder: Path,
+) -> None:
+    weights = {name: value * 2 for name, value in load_file(folder / WHOLE).items()}
+    save_file(weights, folder / "b.safetensors", metadata={"format": "pt"})
+    change_config(folder, transformers_weights="b.safetensors")
+    with pytest.raises(StudyError, match=r"others, transformers_weights='b\.safetensors'; remove"):
+        load_model(folder)
+
+
+def test_an_index_that_names_a_pickle_is_refused(tmp_path: Path) -> None:
+    own: Any = model("kimi-moe")
+    own.save_pretrained(tmp_path, max_shard_size="40KB")
+    place = tmp_path / "model.safetensors.index.json"
+    first = min(tmp_path.glob("*.safetensors"))
+    first.rename(tmp_path / "first.bin")
+    place.write_text(place.read_text().replace(first.name, "first.bin"))
+    with pytest.raises(StudyError, match=r"names safetensors files .* first 'first\.bin'"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("size", ["1GB", "40KB"])
+def test_the_stamp_is_of_the_bytes_that_are_loaded(tmp_path: Path, size: str) -> None:
+    own: Any = model("kimi-moe")
+    own.save_pretrained(tmp_path, max_shard_size=size)
+    before = weights_digest(tmp_path)
+    for part in tmp_path.glob("*.safetensors"):
+        kept = load_file(part)
+        changed = {name: value + 1 for name, value in kept.items()}
+        save_file(changed, part, metadata={"format": "pt"})
+        assert weights_digest(tmp_path) != before
+        save_file(kept, part, metadata={"format": "pt"})
+    assert weights_digest(tmp_path) == before
 
 
 @pytest.mark.parametrize("method", ["bitsandbytes", "fp8", "gptq"])
