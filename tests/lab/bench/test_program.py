@@ -175,9 +175,8 @@ def test_without_a_checkout_nothing_is_recorded_and_no_minute_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(kvlab, "__file__", str(tmp_path / "kvlab" / "__init__.py"))
-    monkeypatch.setattr(
-        "kvlab.lab.bench.__main__.run_bench", lambda *_, **__: pytest.fail("measured")
-    )
+    measured = "kvlab.lab.bench.__main__.run_bench"
+    monkeypatch.setattr(measured, lambda *_, **__: pytest.fail("measured"))
     assert main(["--record"]) == 1
     assert "a benchmark is recorded in data/runs of the checkout" in capsys.readouterr().err
 
