@@ -122,11 +122,10 @@ BUGS = (
     ),
     Bug(
         "the newest token is taken for cached",
-        "engine/books.py",
-        "self.request.prompt_tokens + self.generated - 1",
-        "self.request.prompt_tokens + self.generated",
-        "tests/engine/test_scheduler.py::"
-        "test_stepping_on_real_pools_gives_the_result_of_both_twins",
+        "engine/counting.py",
+        "return self.prompt + self.generated - 1",
+        "return self.prompt + self.generated",
+        "tests/engine/test_node.py::test_stepping_on_real_pools_gives_the_result_of_both_twins",
     ),
     Bug(
         "the request that has generated most is retracted",
@@ -137,10 +136,10 @@ BUGS = (
     ),
     Bug(
         "restored tokens stay on the host's books",
-        "engine/tally.py",
+        "engine/result.py",
         "self.host_tokens -= kv_tokens",
         "self.host_tokens -= 0",
-        "tests/engine/test_events.py::test_jumping_gives_the_result_of_stepping",
+        "tests/engine/test_counting.py::test_jumping_gives_the_result_of_stepping",
     ),
     Bug(
         "an empty shard reported as +inf takes all the weight",

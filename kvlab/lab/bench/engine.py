@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 
 import kvlab
-from kvlab.engine.events import simulate
+from kvlab.engine import NodeConfig, StepNode, simulate
 from kvlab.engine.model import Form, ShardedModel
 from kvlab.engine.model.tiny import new_tiny_model
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,
@@ -138,12 +136,12 @@ def sweep_rows(case: SchedulerCase, trace: Path | None) -> list[Row]:
         seconds.append(time.perf_counter() - begun)
     bound = f"bound of {BOUND_S:.0f} s"
     timing = Timing(
-        {"event scheduler": tuple(seconds), bound: (BOUND_S,) * len(seconds)}, len(seconds), 0
+        {"counting node": tuple(seconds), bound: (BOUND_S,) * len(seconds)}, len(seconds), 0
     )
     aim = IN_TIME if case.sweep_requests is None and trace is not None else None
     name = f"{len(points)} runs of {study.workload.name}, {len(study.workload)} requests"
     rate = tokens / sorted(seconds)[len(seconds) // 2]
-    rows = compare(SCHEDULER, name, timing, [("event scheduler", bound, aim)])
+    rows = compare(SCHEDULER, name, timing, [("counting node", bound, aim)])
     return [with_note(row, f"{rate / 1e6:.1f} M decode tokens/s") for row in rows]
 
 
@@ -163,13 +161,13 @@ def growth_rows(case: SchedulerCase) -> list[Row]:
 
 
 def twin_rows(case: SchedulerCase) -> list[Row]:
-    """Jumping from event to event against every step on real pools of all ranks.
+    """Counting from event to event against every step on real pools of all ranks.
 
     Tests hold that both give the same results.
     """
     workload = generate_closed_loop(case.twin_requests, SHORT, seed=3)
-    steps = Contender("step scheduler", lambda _: lambda: StepNode(SMALL_NODE).run(workload))
-    events = Contender("event scheduler", _simulated(workload, SMALL_NODE))
+    steps = Contender("step node", lambda _: lambda: StepNode(SMALL_NODE).run(workload))
+    events = Contender("counting node", _simulated(workload, SMALL_NODE))
     timing = take_turns([events, steps], Effort.exactly(case.twin_repetitions))
     name = f"{case.twin_requests} short requests, c={SMALL_NODE.layout.dcp_size}"
     return compare(SCHEDULER, name, timing, [(events.name, steps.name, None)])
