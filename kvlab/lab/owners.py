@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout, get_dcp_lens, owner_of, row_of, slot_of, slots_of_blocks
+from kvlab.index import DcpLayout, get_dcp_lens, slots_of_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,14 @@ class OwnerStudy:
         end = self.start + self.length
         slots = slots_of_blocks(torch.tensor(self.page_list), lay.widened_page_size, end)
         slots = slots[self.start :]
-        owner = owner_of(slots, lay.dcp_size, lay.interleave)
-        row = row_of(slots, lay.dcp_size, lay.interleave)
+        owner, row = lay.shard(0).owner(slots), lay.shard(0).row(slots)
         inside = slots < lay.row_end
         hit = torch.full_like(slots, -1)
         # Sorted by owner once: a mask a rank would read the whole run c times.
         ends = torch.bincount(owner, minlength=lay.dcp_size).cumsum(0).tolist()
         for rank, elements in enumerate(torch.argsort(owner).tensor_split(ends[:-1])):
             mine = elements[inside[elements]]
-            hit[mine] = slot_of(slots[mine], lay.dcp_size, rank, lay.interleave)
+            hit[mine] = lay.shard(rank).slot(slots[mine])
         raw = [
             "out of range" if h < 0 else "right" if h == s else "another slot"
             for h, s in zip(hit.tolist(), slots.tolist(), strict=True)
@@ -100,10 +99,7 @@ class OwnerStudy:
         """One row a rank: how many of the run's positions it holds."""
         lay = self.layout
         run, start = torch.tensor([self.length]), torch.tensor([self.start])
-        held = [
-            int(get_dcp_lens(run, lay.dcp_size, r, start, lay.interleave))
-            for r in range(lay.dcp_size)
-        ]
+        held = [int(get_dcp_lens(run, lay.shard(r), start)) for r in range(lay.dcp_size)]
         return pd.DataFrame({"rank": range(lay.dcp_size), "positions": held})
 
 
@@ -130,7 +126,7 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.Dat
                 "rank": rank,
                 "row": rows.tolist(),
                 "page": (rows // layout.page_size).tolist(),
-                "slot": slot_of(rows, layout.dcp_size, rank, layout.interleave).tolist(),
+                "slot": layout.shard(rank).slot(rows).tolist(),
             }
         )
         for rank in range(layout.dcp_size)

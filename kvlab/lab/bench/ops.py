@@ -207,7 +207,7 @@ def localize_rows(case: LocalizeCase, place: Place) -> list[Row]:
     ways: dict[str, Way] = {
         STRIDE: lambda work: work.inputs["ids"][rank::c] // c,
         MASK: lambda work: masked(work.inputs["ids"], c, rank),
-        CHECKED: lambda work: localize_strided(work.inputs["ids"], c, rank),
+        CHECKED: lambda work: localize_strided(work.inputs["ids"], layout.shard(rank)),
         FIRST: lambda work: localize(WidenedSlots(work.inputs["ids"]), layout, rank).ids,
         TABLE: lambda work: localize(_read(work), layout, rank).ids,
         **_backends(LOCALIZE, place),
@@ -330,13 +330,12 @@ def make_runs(case: LocalizeCase, place: Place) -> tuple[DcpLayout, list[Work]]:
         table.append(request, ids)
         inputs = {
             "ids": ids,
-            "dcp_size": c,
-            "dcp_rank": min(3, c - 1),
+            "shard": layout.shard(min(3, c - 1)),
+            "start": 0,
             "bounds": (layout.first_slot, layout.slot_end),
             "flag": CheckFlag(place.device),
         }
-        spare = {"start": 0, "interleave": 1}  # for the bytes alone
-        works.append(_work(LOCALIZE, inputs | spare, table.slots(request)))
+        works.append(_work(LOCALIZE, inputs, table.slots(request)))
     return layout, works
 
 
@@ -369,8 +368,7 @@ def make_steps(case: WriteCase, place: Place, rank: int) -> tuple[MLATokenToKVPo
             "ids": mixed.contiguous().to(place.device),
             "k_nope": rows[:, :KV_LORA_RANK],
             "k_rope": rows[:, KV_LORA_RANK:],
-            "dcp_size": c,
-            "dcp_rank": rank,
+            "shard": layout.shard(rank),
             "first_slot": layout.first_slot,
             "slot_end": layout.slot_end,
             "flag": CheckFlag(place.device),
