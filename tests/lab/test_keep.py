@@ -106,11 +106,7 @@ def edited(data: bytes) -> bytes:
     ],
 )
 def test_what_does_not_verify_is_made_again_and_said_so(tmp_path: Path, damage: Any) -> None:
-<<<<<<< HEAD
-    work: dict[str, Any] = {key: partial(dict, VALUES, c=key) for key in ("one", "two")}
-=======
     work: Any = {key: partial(dict, VALUES, c=key) for key in ("one", "two")}
->>>>>>> main
     finished(work, keep=Keep(tmp_path), jobs=1)
     place = tmp_path / "one.kept"
     whole = place.read_bytes()
