@@ -22,15 +22,16 @@ from kvlab.cli.values import sizes, whole
 from kvlab.lab.drift import (
     DTYPES,
     NAMES,
+    DriftStudy,
     Study,
     answers,
+    argument,
     default_prompts,
     read_prompts,
+    result_folder,
     verdicts,
     write_study,
 )
-from kvlab.lab.drift.question import text as argued
-from kvlab.lab.drift.results import require_writable
 from kvlab.memory.published import data_path
 
 SUMMARY = "what DCP, retraction and known defects do to a real model's logprobs"
@@ -154,11 +155,9 @@ def places(given: argparse.Namespace) -> tuple[Places, Places]:
 
 def run(given: argparse.Namespace) -> int:
     """Run the study that the options describe; return the exit code."""
-    from kvlab.lab.drift.study import DriftStudy
-
     quick = given.quick
     if given.out is not None:
-        require_writable(given.out)
+        result_folder(given.out)
     prompts = default_prompts() if given.prompts is None else read_prompts(given.prompts)
     wanted = given.requests or (min(QUICK_REQUESTS, len(prompts.tokens)) if quick else None)
     if wanted is not None:
@@ -212,7 +211,7 @@ def _document(result: Study) -> dict[str, object]:
             for v in verdicts(result.summary)
         ],
         "question": [
-            {"defect": a.signature.defect.name, "judgement": a.judgement, "why": a.why}
+            {"defect": a.defect.name, "judgement": a.judgement, "why": a.why}
             for a in answers(result.summary)
         ],
         "origin": dict(result.origin),
@@ -230,6 +229,6 @@ def _text(result: Study) -> str:
             "",
             *(f"- {verdict.text}" for verdict in verdicts(told)),
             "",
-            *argued(told),
+            *argument(told),
         ]
     )

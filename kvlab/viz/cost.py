@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from kvlab.lab.bench import localize, merge, writes
-from kvlab.lab.bench.localize import count_text
+from kvlab.lab.bench import ops
+from kvlab.lab.bench.cost import PARTS
+from kvlab.lab.bench.ops import count_text
 from kvlab.lab.origin import Origin
 from kvlab.viz import style
 from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_below, legend_in
@@ -37,19 +38,18 @@ COLORS: Mapping[int, str] = {
 OTHER_MARKER = "P"
 MOST_TICKS = 5
 CONTENDERS: Mapping[str, Stroke] = {
-    localize.COPY: Stroke(style.DARK_GREY, ":", "_"),
-    localize.STRIDE: Stroke(style.SKY, (0, (8, 2)), "P"),
-    localize.MASK: Stroke(style.ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
-    localize.CHECKED: Stroke(style.GREEN, "-.", "^"),
-    localize.FIRST: Stroke(style.PURPLE, "--", "D"),
-    localize.run_name("torch"): Stroke(style.BLUE, "-", "o"),
-    localize.run_name("triton"): Stroke(style.VERMILLION, "--", "s"),
+    ops.COPY: Stroke(style.DARK_GREY, ":", "_"),
+    ops.STRIDE: Stroke(style.SKY, (0, (8, 2)), "P"),
+    ops.MASK: Stroke(style.ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+    ops.CHECKED: Stroke(style.GREEN, "-.", "^"),
+    ops.FIRST: Stroke(style.PURPLE, "--", "D"),
+    ops.op_name(ops.LOCALIZE, "torch"): Stroke(style.BLUE, "-", "o"),
+    ops.op_name(ops.LOCALIZE, "triton"): Stroke(style.VERMILLION, "--", "s"),
 }
 OTHER = Stroke(style.BLACK, "-", "X")
 OPS = ("backup", "restore")
 MEASURES = {"ratio": "times upstream's speed", "share": "share of one copy"}
 DASHES = ("-", "--", ":", "-.")
-PARTS = {merge.PART: "merge of c partials", writes.PART: "owner write"}
 SHARE_COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.BLACK)
 
 

@@ -1,7 +1,7 @@
 """Pictures of drift: by DCP size, along a request, by condition, and the signatures of defects.
 
 Each function takes a table of the drift study and an origin, and returns a captioned figure. Drift
-is |Δℓ|, defined in ``kvlab.lab.drift.metrics``. It spans seven decades, and the two values that say
+is |Δℓ|, defined in ``kvlab.lab.drift.METRICS``. It spans seven decades, and the two values that say
 most are on none of them: a drift of exactly 0 (the same bits came out) and NaN. So zeros stand in a
 grey band below the lowest decade, NaN in one above the highest, and both bands carry their name on
 the axis.
@@ -30,10 +30,15 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import MaxNLocator, NullLocator
 from numpy.typing import ArrayLike, NDArray
 
-from kvlab.lab.drift.conditions import DTYPES, PREFIX, condition
-from kvlab.lab.drift.defects import defect
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
-from kvlab.lab.drift.question import REPORTED
+from kvlab.lab.drift import (
+    DTYPES,
+    PREFIX,
+    REPORTED,
+    UPSTREAM_TOLERANCE,
+    condition,
+    defect,
+    metric,
+)
 from kvlab.lab.origin import Origin
 from kvlab.viz import style
 from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_in
@@ -383,7 +388,7 @@ def signature_figure(summary: pd.DataFrame, origin: Origin, verdicts: Mapping[st
 
     Args:
         summary: the table of that name; each defect in float32, or the first dtype that it has.
-        verdicts: by name of a defect, the judgement of ``question.answers`` for the last column.
+        verdicts: by name of a defect, the judgement of ``answers`` for the last column.
     """
     table = summary[summary["dcp_size"].isin(list(SIZES))]
     names = [n for n in dict.fromkeys(table["condition"]) if n.startswith(PREFIX)]

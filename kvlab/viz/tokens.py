@@ -23,11 +23,15 @@ from matplotlib.figure import Figure
 
 from kvlab.engine import Event
 from kvlab.errors import StudyError
-from kvlab.lab.drift.conditions import CONDITIONS, DTYPES
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
-from kvlab.lab.drift.results import read_study
-from kvlab.lab.drift.tables import MARGIN
-from kvlab.lab.drift.token_drift import read_token_drift
+from kvlab.lab.drift import (
+    CONDITIONS,
+    DTYPES,
+    MARGIN,
+    UPSTREAM_TOLERANCE,
+    metric,
+    read_study,
+    read_token_drift,
+)
 from kvlab.lab.origin import Origin
 from kvlab.lab.timeline import intervals
 from kvlab.memory.published import data_path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.cli import main
-from kvlab.lab.drift.study import DriftStudy
+from kvlab.lab.drift import DriftStudy
 from tests.cli.conftest import Run
 
 MINE = {"mla_layers": 40, "kv_lora_rank": 384, "qk_rope_head_dim": 64}

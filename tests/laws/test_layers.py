@@ -55,8 +55,8 @@ LAZY = {
     "triton": "0.7 to 1 GB, absent on most machines",
     "kvlab.ops.kernels": "imports triton",
     "pyarrow": "170 MB, an extra",
-    "kvlab.lab.bench.decode": "imports transformers, seconds that other parts need not wait for",
-    "kvlab.lab.drift.study": "imports transformers, seconds that every kvlab --help would wait for",
+    "kvlab.lab.bench.engine": "imports transformers, seconds that other parts need not wait for",
+    "kvlab.lab.drift.run": "imports transformers, seconds that every kvlab --help would wait for",
     "kvlab.cli.retraction_drawing": "matplotlib, which every kvlab --help would wait for",
     "kvlab.report": "nbconvert and matplotlib, 3 s that every kvlab --help would wait for",
 }

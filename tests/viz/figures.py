@@ -12,7 +12,7 @@ from kvlab.engine import CountingNode, NodeConfig
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from kvlab.lab.backup_steps import BackupSteps, BackupTrace
-from kvlab.lab.cost import copy_points, localize_points, read_costs, share_points
+from kvlab.lab.bench.cost import copy_points, localize_points, read_costs, share_points
 from kvlab.lab.crash import CrashResult, CrashStudy, page_census
 from kvlab.lab.drift import DEFECTS
 from kvlab.lab.origin import Origin
@@ -23,7 +23,7 @@ from kvlab.viz.backup import backup_steps_figure
 from kvlab.viz.style import caption
 from kvlab.viz.timeline import timeline_figure
 from kvlab.viz.tokens import tokens_figure
-from tests.lab.cost_rows import CPU, record
+from tests.lab.bench.cost_rows import CPU, record
 from tests.viz.drift_tables import FLOORS, tables
 
 ORIGIN = Origin("kvlab", 0, {"dcp_size": 4}, CPU.device, {"kvlab": "0"}, None, "2026-01-02")

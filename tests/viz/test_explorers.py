@@ -19,9 +19,7 @@ from matplotlib.image import imread
 from kvlab.engine import NodeConfig, StepNode
 from kvlab.errors import KvlabError, StudyError
 from kvlab.lab.backup_walk import STEPS, backup_walk
-from kvlab.lab.drift.results import read_study
-from kvlab.lab.drift.tables import MARGIN
-from kvlab.lab.drift.token_drift import ABOUT, NAME, read_token_drift
+from kvlab.lab.drift import MARGIN, read_study, read_token_drift
 from kvlab.lab.merge_case import REPORTED, MergeCase
 from kvlab.lab.node_walk import RESERVE, node_walk, requests
 from kvlab.memory.published import data_path
@@ -423,14 +421,14 @@ def test_the_sentence_and_the_boxes_of_the_tokens_say_what_the_table_has() -> No
 )
 def test_a_damaged_table_is_refused_by_name(tmp_path: Path, change: object, message: str) -> None:
     if callable(change):
-        text = (FOLDER / NAME).read_text(encoding="utf-8").splitlines(keepends=True)
-        (tmp_path / NAME).write_text(change("".join(text[:3])), encoding="utf-8")
+        text = (FOLDER / "token_drift.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+        (tmp_path / "token_drift.csv").write_text(change("".join(text[:3])), encoding="utf-8")
     with pytest.raises(StudyError, match=message):
         read_token_drift(tmp_path)
 
 
 def test_the_table_says_how_it_was_made() -> None:
-    assert "token_drift" in (FOLDER / ABOUT).read_text(encoding="utf-8")
+    assert "token_drift" in (FOLDER / "token_drift.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -16,11 +16,12 @@ from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.patches import Rectangle
 
-from kvlab.lab.bench import localize
-from kvlab.lab.cost import copy_points, localize_points, share_points
+from kvlab.lab.bench import ops
+from kvlab.lab.bench.cost import copy_points, localize_points, share_points
 from kvlab.viz import cost, crash, retraction, style
 from kvlab.viz.save import figure_definition, figure_title
 from kvlab.viz.timeline import STATES
+from tests.lab.bench.cost_rows import LOCALIZE_CASES
 from tests.viz.figure_checks import cells, curves, nothing_overlaps, told, words_of
 from tests.viz.figures import (
     FIGURES,
@@ -246,12 +247,12 @@ def test_the_title_names_the_device_so_that_two_figures_can_be_told_apart(name: 
 def test_localization_has_one_line_a_contender_in_time_an_id() -> None:
     (ax,) = made("localize").axes
     lines = heights(ax)
-    lengths = sorted(case.ids for case in localize.FULL if case.dcp_size == 8)
-    assert lines[localize.MASK] == pytest.approx([5.5e3 / ids for ids in lengths])
-    assert lines[localize.CHECKED] == pytest.approx([1e3 / ids for ids in lengths])
+    lengths = sorted(case.ids for case in LOCALIZE_CASES if case.dcp_size == 8)
+    assert lines[ops.MASK] == pytest.approx([5.5e3 / ids for ids in lengths])
+    assert lines[ops.CHECKED] == pytest.approx([1e3 / ids for ids in lengths])
     assert set(words_of(made("localize"))) == set(lines)
     assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["1k", "4k"]
-    renamed = bench_rows().replace({"ours": {localize.CHECKED: "something new"}})
+    renamed = bench_rows().replace({"ours": {ops.CHECKED: "something new"}})
     assert "something new" in heights(
         cost.localize_figure(localize_points(renamed), ORIGIN).axes[0]
     )
