@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from kvlab.viz.drift_scale import origin_of
+from kvlab.viz.drift import origin_of
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift import (
