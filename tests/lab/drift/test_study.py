@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from kvlab.viz.drift import origin_of
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift import (
@@ -27,6 +26,7 @@ from kvlab.lab.drift.results import TABLES
 from kvlab.lab.drift.study import model_digest, weights_digest
 from kvlab.lab.keep import Values
 from kvlab.memory.published import data_path
+from kvlab.viz.drift import origin_of
 
 
 @pytest.fixture(scope="module")
