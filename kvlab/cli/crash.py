@@ -5,7 +5,6 @@ low regime its first pages; a pool that a regime cannot use is skipped with a se
 copy that fails would take the process along, it runs in a child.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -277,7 +276,7 @@ def _record(layout: "DcpLayout", runs: Sequence[Run], place: Path, line: str) ->
             f"none; use the default sizes"
         )
     write_record(make_record(layout, child, line), place)
-    print(f"wrote {place.name}", file=sys.stderr)
+    output.note(f"wrote {place.name}")
 
 
 def _require_device(name: str) -> None:

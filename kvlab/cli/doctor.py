@@ -22,7 +22,6 @@ from typing import Annotated
 
 import typer
 
-import kvlab
 from kvlab.cli import output
 from kvlab.cli.drift import TABLES
 from kvlab.cli.output import Json
@@ -36,8 +35,7 @@ examples:
 exit codes:
   0 the core works, whatever else a line says; 1 something that the core needs is broken
 """
-ROOT = Path(kvlab.__file__).resolve().parents[1]
-DATA = ROOT / "data"
+DATA = Path(__file__).resolve().parents[2] / "data"
 LEAST_PYTHON = (3, 11)
 #: The libraries that the project asks for, by what will not work without them.
 CORE = ("torch", "numpy", "pandas", "joblib", "tqdm", "typer")
@@ -99,7 +97,7 @@ def run(
     output.deliver(ctx, lambda: _text(checks, not broken), document, lambda: columns)
     if broken:
         names = ", ".join(broken)
-        print(f"error: the core of kvlab will not work here: {names}", file=sys.stderr)
+        output.note(f"error: the core of kvlab will not work here: {names}")
     return 1 if broken else 0
 
 

@@ -1,6 +1,5 @@
 """``kvlab drift``: what DCP, retraction and defects do to a real model's logprobs, measured."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,10 @@ if TYPE_CHECKING:
 EPILOG = """\b
 conditions:
   no_retraction, forced_fixed, forced_before_fix, natural, recompute,
-  defect:...
+  defect:widened_as_rows, defect:translated_twice, defect:state_not_restored,
+  defect:state_stale, defect:snapshot_ahead, defect:snapshot_behind,
+  defect:old_rows, defect:nan_padding, defect:scales_lost,
+  defect:wrong_log_base, defect:empty_lse_zero
 
 \b
 examples:
@@ -154,16 +156,16 @@ def run(
                 jobs=jobs,
                 cache=cache,
                 progress=told,
-                note=lambda sentence: print(sentence, file=sys.stderr),
+                note=output.note,
                 command=line,
             )
     except KeyboardInterrupt:
         if cache is not None:
-            print(f"\nfinished runs are kept in {cache}", file=sys.stderr)
+            output.note(f"\nfinished runs are kept in {cache}")
         raise
     if out is not None:
         write_study(result, out)
-        print(f"wrote the tables to {out}", file=sys.stderr)
+        output.note(f"wrote the tables to {out}")
     output.deliver(ctx, lambda: _text(result), lambda: _document(result), lambda: _table(result))
     return 0
 

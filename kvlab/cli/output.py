@@ -286,7 +286,7 @@ def write_csv(columns: Columns, out: Path) -> None:
         _put(text.getvalue())
         return
     write_file(text.getvalue().encode(), out, "table", "--csv")
-    print(f"wrote {out} ({len(rows)} rows)", file=sys.stderr)
+    note(f"wrote {out} ({len(rows)} rows)")
 
 
 def write_file(content: bytes, out: Path, what: str, option: str) -> None:
@@ -321,6 +321,11 @@ def say(parts: Sequence[str | Table]) -> None:
             console.print(part.drawn())
         else:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def note(sentence: str) -> None:
+    """Print on standard error, where what is no answer goes."""
+    print(sentence, file=sys.stderr)
 
 
 def _put(text: str) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvlab.cli.output import STDOUT, UsageError, begin, csv_option, option, write_csv
+from kvlab.cli import output
+from kvlab.cli.output import STDOUT, UsageError, option
 from kvlab.errors import KvlabError
 
 EPILOG = """\b
@@ -31,7 +32,7 @@ def run(
     as_json: Annotated[
         bool, option(None, "Print the manifest on standard output.", "--json")
     ] = False,
-    csv: Annotated[Path | None, csv_option("one row a figure")] = None,
+    csv: Annotated[Path | None, output.csv_option("one row a figure")] = None,
 ) -> int:
     """Execute the notebooks and write the report.
 
@@ -44,7 +45,7 @@ def run(
             f"a report takes options alone: got {str(more[0])!r}; did you mean --notebooks?"
         )
     paths = [*(notebooks or ()), *(more or ())]
-    begin(
+    output.begin(
         ctx,
         {"--trace": trace, **{f"--notebooks {path}": path for path in paths}},
         {},
@@ -53,7 +54,7 @@ def run(
     from kvlab.report import NotebookFailed, build_report, unused_trace
 
     if trace is None and (note := unused_trace()) is not None:
-        print(note, file=sys.stderr)
+        output.note(note)
     with redirect_stdout(sys.stderr) if csv == STDOUT else nullcontext():
         try:
             report = build_report(out, trace, jobs, paths or None)
@@ -71,5 +72,5 @@ def run(
     if csv is not None:
         names = ("name", "notebook", "title", "definition")
         figures = report.manifest["figures"]
-        write_csv({name: [figure[name] for figure in figures] for name in names}, csv)
+        output.write_csv({name: [figure[name] for figure in figures] for name in names}, csv)
     return 0

@@ -1,6 +1,5 @@
 """``kvlab retraction``: retractions over DCP sizes and memory budgets, simulated."""
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -190,10 +189,10 @@ def run(
         jobs = 1
     try:
         with output.progress("row") as told:
-            table = study.run(jobs=jobs, cache=cache, progress=told)
+            table = study.run(jobs=jobs, cache=cache, progress=told, note=output.note)
     except KeyboardInterrupt:
         if cache is not None:
-            print(f"\nfinished rows are kept in {cache}", file=sys.stderr)
+            output.note(f"\nfinished rows are kept in {cache}")
         raise
     origin = collect_origin(line, None, study.parameters(), "cpu")
     found = output.columns_of(table)
@@ -213,7 +212,7 @@ def run(
         if figure is not None:
             _draw(table, origin, figure, columns == "2", beside)
     if not table[["retractions", "aborted"]].to_numpy().any():
-        print(_hint(study), file=sys.stderr)
+        output.note(_hint(study))
     return 0
 
 
@@ -228,11 +227,11 @@ def _draw(
     width = "double" if double else "single"
     fig = retractions_by_dcp_figure(table, None if beside else origin, width)
     output.write_file(rendered(fig)[out.suffix[1:]], out, "picture", "--figure")
-    print(f"wrote {out} ({fig.get_figwidth():g} in wide)", file=sys.stderr)
+    output.note(f"wrote {out} ({fig.get_figwidth():g} in wide)")
     if beside is not None:
         text = f"{figure_title(fig)}\n\n{retractions_by_dcp_text(table)}\n\n{origin.footer()}\n"
         output.write_file(text.encode(), beside, "caption", "--figure")
-        print(f"wrote {beside}", file=sys.stderr)
+        output.note(f"wrote {beside}")
 
 
 def _text(study: "RetractionStudy", table: "pd.DataFrame") -> list[str | Table]:

@@ -76,6 +76,15 @@ def require_rank(dcp_size: int, dcp_rank: int) -> None:
         )
 
 
+def require_layout(layout: object) -> None:
+    """Raise LayoutError unless ``layout`` is a DcpLayout: for constructors that keep one."""
+    if not isinstance(layout, DcpLayout):
+        raise LayoutError(
+            f"layout must be a DcpLayout: got {layout!r} ({type(layout).__name__}); make one with "
+            f"DcpLayout(dcp_size, page_size, num_pages)"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
     """Geometry of the two index spaces. Units: slots above, rows below, both one token each.

@@ -28,8 +28,10 @@ def back_up_ranks(
 
     The ranks' copies run side by side where their lanes do; ``wait=False`` returns while they are
     in flight (the state, which is small, has been copied). No pool is changed. Errors: as the
-    pools' own ``get_cpu_copy``; then no host memory is held.
+    pools' own ``get_cpu_copy``, and BackupError for a slot without ``states``; then no host memory
+    is held.
     """
+    _require_states(states, state_slot)
     state = None
     if states is not None and state_slot is not None:
         state = states.get_cpu_copy(state_slot)
@@ -77,6 +79,7 @@ def restore_ranks(
             f"{'no' if state is None else 'a'} state, state_slot is {state_slot}; "
             f"nothing was written"
         )
+    _require_states(states, state_slot)
     if states is not None and state is not None and state_slot is not None:
         states.check_load(state, state_slot)
     rows = [
@@ -97,6 +100,15 @@ def restore_ranks(
         states.load_cpu_copy(state, state_slot)
     for backup, flight in zip(backups, flights, strict=True):
         backup.begin_restore(flight)
+
+
+def _require_states(states: StatePool | None, state_slot: int | None) -> None:
+    """A slot that names a state of no pool would be dropped without a word."""
+    if states is None and state_slot is not None:
+        raise BackupError(
+            f"a state slot names a state of a StatePool: got state_slot={state_slot!r} and no "
+            f"states; pass the pool that keeps it, or no slot; nothing was changed"
+        )
 
 
 def _rows(

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, merge_touching, pages_of_free
-from kvlab.index.layout import require_index, require_int
+from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.shown import allocator_html
 
@@ -33,6 +33,7 @@ class PagedTokenToKVPoolAllocator:
         need_sort: bool = False,
         device: str | torch.device = "cpu",
     ) -> None:
+        require_layout(layout)
         self.layout, self.need_sort, self.device = layout, need_sort, torch.device(device)
         self.page_size = layout.widened_page_size
         self._free = list(range(layout.num_pages, 0, -1))  # the front of the queue is the end

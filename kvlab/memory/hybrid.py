@@ -28,6 +28,12 @@ class HybridLinearKVPool:
     def __init__(
         self, full: MLATokenToKVPool, state: StatePool, full_layer_ids: Sequence[int]
     ) -> None:
+        for name, given, kind in (("full", full, MLATokenToKVPool), ("state", state, StatePool)):
+            if not isinstance(given, kind):
+                raise PoolError(
+                    f"a hybrid pool has rows and states: {name} must be of {kind.__name__}, got "
+                    f"{given!r} ({type(given).__name__})"
+                )
         if len(set(full_layer_ids)) != len(full_layer_ids) or len(full_layer_ids) != full.layers:
             raise PoolError(
                 f"full_layer_ids must name each of the {full.layers} MLA layers once: got "

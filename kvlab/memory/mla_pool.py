@@ -16,7 +16,7 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
-from kvlab.index.layout import require_index, require_int, require_rank
+from kvlab.index.layout import require_index, require_int, require_layout, require_rank
 from kvlab.index.moves import localize_move, require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.codec import RowCodec
@@ -65,6 +65,7 @@ class MLATokenToKVPool(HostCopies):
         host: HostArena | None = None,
         lane: Lane | None = None,
     ) -> None:
+        require_layout(layout)
         require_rank(layout.dcp_size, rank)
         require_int("layers", layers, 1, "MLA layers")
         require_int("kv_lora_rank", kv_lora_rank, 1, "elements of the latent part")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.index.layout import require_index, require_int
+from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.shown import table_html
 
@@ -28,6 +28,7 @@ class ReqToTokenPool:
         layout: DcpLayout,
         device: str | torch.device = "cpu",
     ) -> None:
+        require_layout(layout)
         require_int("size", size, 1, "requests that the table can hold")
         require_int("max_context", max_context, 1, "positions of one request")
         self.size, self.max_context, self.layout = size, max_context, layout

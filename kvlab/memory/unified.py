@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, look_up_rows
-from kvlab.index.layout import require_index, require_int
+from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import make_rows
 from kvlab.memory.found import Found
 from kvlab.memory.host import HostArena
@@ -48,6 +48,7 @@ class PageTable:
     _made: list[list[tuple[int, int]]] = field(init=False, default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
+        require_layout(self.layout)
         require_int("physical_pages", self.physical_pages, 1, "pages below the table")
         self.v2p = torch.full((self.layout.num_pages + 1,), -1, dtype=torch.int64)
         self.p2v = torch.full((self.physical_pages + 1,), -1, dtype=torch.int64)
@@ -165,6 +166,12 @@ class UnifiedKVPool(MLATokenToKVPool):
         host: HostArena | None = None,
         lane: Lane | None = None,
     ) -> None:
+        given: object = table
+        if not isinstance(given, PageTable):
+            raise PoolError(
+                f"a unified pool stands behind a PageTable: got {given!r} "
+                f"({type(given).__name__}); make one with PageTable(layout, physical_pages)"
+            )
         self.table = table
         super().__init__(
             table.layout,

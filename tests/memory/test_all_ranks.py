@@ -1,13 +1,27 @@
 """A request is backed up and restored on all ranks with its state, or can be tried again."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from kvlab.errors import BackupError
+from kvlab.errors import BackupError, LayoutError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory import back_up_ranks, restore_ranks
+from kvlab.memory import (
+    DeferredLane,
+    HybridLinearKVPool,
+    MLATokenToKVPool,
+    PagedTokenToKVPoolAllocator,
+    PageTable,
+    ReqToTokenPool,
+    UnifiedKVPool,
+    back_up_ranks,
+    restore_ranks,
+)
 from kvlab.memory.rows import scatter_rows
 
+from .staged import put_on
 from .support import bits, make_pools, scramble, state_pool
 
 LAYOUT = DcpLayout(3, 2, 8)
@@ -79,3 +93,59 @@ def test_as_many_backups_as_ranks_are_restored() -> None:
         with pytest.raises(BackupError, match=f"got {len(given)} backups for 3 ranks; .* nothing"):
             restore_ranks(pools, given, NEW)
     restore_ranks(pools, backups, NEW)
+
+
+def test_a_state_slot_without_a_pool_of_states_is_refused() -> None:
+    pools, states = make_pools(LAYOUT), state_pool()
+    slot = states.alloc()
+    text = rf"^a state slot names a state of a StatePool: got state_slot={slot} and no states; "
+    with pytest.raises(BackupError, match=text):
+        back_up_ranks(pools, OLD, None, slot)
+    backups = back_up_ranks(pools, OLD, states, slot)
+    with pytest.raises(BackupError, match=text):
+        restore_ranks(pools, backups, NEW, None, slot)
+    assert not any(backup.spent for backup in backups)
+
+
+def test_nothing_is_written_behind_the_back_of_who_got_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last rank fails while the copies of the others are in flight: they end first."""
+    pools = make_pools(LAYOUT)
+    lanes = put_on(pools, DeferredLane)
+    scramble(pools, seed=3)
+    backups = back_up_ranks(pools, OLD)
+
+    def failing(*_: object) -> None:
+        raise RuntimeError("the bus is gone")
+
+    monkeypatch.setattr(pools[2], "write_rows", failing)
+    with pytest.raises(RuntimeError, match="bus"):
+        restore_ranks(pools, backups, NEW)
+    assert [lane.in_flight for lane in lanes] == [0, 0, 0]
+    assert not any(backup.spent for backup in backups)
+
+
+@pytest.mark.parametrize("wrong", [None, (2, 2, 4), "DcpLayout(2, 2, 4)"])
+def test_what_is_no_layout_is_refused_where_it_is_kept(wrong: Any) -> None:
+    makers: tuple[Callable[[], object], ...] = (
+        lambda: MLATokenToKVPool(wrong, 0, layers=1),
+        lambda: PagedTokenToKVPoolAllocator(wrong),
+        lambda: ReqToTokenPool(1, 1, wrong),
+        lambda: PageTable(wrong, physical_pages=1),
+    )
+    for make in makers:
+        with pytest.raises(LayoutError, match="layout must be a DcpLayout: got "):
+            make()
+
+
+def test_what_is_no_pool_is_refused_where_it_is_kept() -> None:
+    (pool, *_), states = make_pools(LAYOUT), state_pool()
+    wrong: Any
+    for wrong in (None, LAYOUT, [pool]):
+        with pytest.raises(PoolError, match="a hybrid pool has rows and states: full must be of"):
+            HybridLinearKVPool(wrong, states, [0, 1])
+        with pytest.raises(PoolError, match="a hybrid pool has rows and states: state must be of"):
+            HybridLinearKVPool(pool, wrong, [0, 1])
+        with pytest.raises(PoolError, match="a unified pool stands behind a PageTable: got"):
+            UnifiedKVPool(wrong, 0, layers=1)

@@ -5,6 +5,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvlab.errors import IndexSpaceError
 from kvlab.memory import rows as rows_module
 from kvlab.memory.rows import checksum, gather_rows, scatter_rows, whole_pages
 
@@ -179,3 +180,11 @@ def test_the_checksum_depends_on_shape_and_dtype_too() -> None:
 def test_what_the_checksum_cannot_see_is_as_documented() -> None:
     host = noise(1, 8, 4, dtype=torch.uint8)
     assert checksum(host[:, [1, 0, *range(2, 8)]], 2) == checksum(host, 2)
+
+
+@pytest.mark.parametrize("rows", [[0, -1], [3, 8], [-8, 2]])
+def test_a_row_that_the_buffer_does_not_have_is_written_nowhere(rows: list[int]) -> None:
+    buffer, host = torch.zeros(2, 8, 3), torch.ones(2, 2, 3)
+    with pytest.raises(IndexSpaceError, match=r"^row must lie in \[0, 8\): got -?\d"):
+        scatter_rows(buffer, torch.tensor(rows), host, 2)
+    assert not bool(buffer.any())
