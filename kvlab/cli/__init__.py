@@ -115,7 +115,8 @@ def _run(words: list[str]) -> int:
             _run(["--help"])
         return 2
     try:
-        with command.make_context("kvlab", words, obj=tuple(words)) as ctx:
+        said = crash.with_record_place(words)
+        with command.make_context("kvlab", said, obj=tuple(words)) as ctx:
             return int(command.invoke(ctx) or 0)
     except typer.Exit as stop:
         return stop.exit_code

@@ -8,6 +8,7 @@ copy that fails would take the process along, it runs in a child.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -47,6 +48,16 @@ def record_file(text: str) -> Path:
     if output.out_file(text) == output.STDOUT:
         raise typer.BadParameter("OUT is a file: got '-'; name one, or leave OUT out")
     return Path(text)
+
+
+def with_record_place(words: Sequence[str]) -> list[str]:
+    """``words`` with the place after a --record that names none."""
+    bare = [
+        word == "--record" and next_.startswith("--") for word, next_ in pairwise([*words, "--"])
+    ]
+    return [
+        f"{word}={RECORDED}" if is_bare else word for word, is_bare in zip(words, bare, strict=True)
+    ]
 
 
 def device_of(text: str) -> str:
@@ -254,7 +265,9 @@ def _require_recordable(given: Mapping[str, Any], place: Path) -> None:
     unfit = {"device": "cpu", "dcp_size": 1, "regime": "low", "code": "after", "census": True}
     wrong = [name for name, value in unfit.items() if given[name] == value]
     if wrong:
-        words = [f"--{name.replace('_', '-')} {unfit[name]}" for name in wrong]
+        words = [
+            f"--{name.replace('_', '-')} {unfit[name]}".removesuffix(" True") for name in wrong
+        ]
         raise StudyError(
             f"--record keeps a crash, of a full pool with the code before the fix on CUDA and more "
             f"than one rank: got {', '.join(words)}; use `kvlab crash --device cuda --record`"

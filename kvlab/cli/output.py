@@ -104,7 +104,7 @@ def amounts(text: str) -> tuple[float, ...]:
 
 def _listed(text: str, kind: Callable[[str], Any], rule: str) -> tuple[Any, ...]:
     try:
-        found = tuple(map(kind, text.split(",")))
+        found = tuple(map(kind, str(text).split(",")))  # a default comes as it is
     except ValueError:
         found = ()
     if not found or not all(0 < value < math.inf for value in found):

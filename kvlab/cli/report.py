@@ -4,7 +4,7 @@ import json
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,7 +51,8 @@ def run(
         {},
         {"--out": out},
     )
-    from kvlab.report import NotebookFailed, build_report, unused_trace
+    from kvlab.report import NotebookFailed, build_report
+    from kvlab.report.kernel import unused_trace
 
     if trace is None and (note := unused_trace()) is not None:
         output.note(note)
@@ -71,6 +72,6 @@ def run(
             print(f"report: {report.folder / 'index.html'}")
     if csv is not None:
         names = ("name", "notebook", "title", "definition")
-        figures = report.manifest["figures"]
+        figures: Any = report.manifest["figures"]
         output.write_csv({name: [figure[name] for figure in figures] for name in names}, csv)
     return 0

@@ -31,7 +31,7 @@ ENDINGS = (".pdf", ".svg", ".png")
 node = partial(option, rich_help_panel="By what node")
 picture = partial(option, rich_help_panel="The picture")
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8_dsa_656"]
-CONCURRENCY, MODEL = 128, "Kimi-Linear-48B-A3B"
+CONCURRENCY, MODEL, SIZES = 128, "Kimi-Linear-48B-A3B", "1,2,4,8,16"
 
 
 def seconds(text: str) -> float:
@@ -78,8 +78,8 @@ def run(
     ] = None,
     dtype: Annotated[Dtype, node(None, "Storage of a row.")] = "bf16",
     dcp_sizes: Annotated[
-        Sequence[int], node("LIST", "DCP sizes.", parser=output.sizes, show_default="1,2,4,8,16")
-    ] = (1, 2, 4, 8, 16),
+        Sequence[int] | None, node("LIST", f"DCP sizes ({SIZES}).", parser=output.sizes)
+    ] = None,
     budgets: Annotated[
         Sequence[float] | None,
         node(
@@ -174,7 +174,7 @@ def run(
         workload=workload,
         model=served,
         dtype=dtype,
-        dcp_sizes=tuple(dcp_sizes),
+        dcp_sizes=tuple(dcp_sizes or output.sizes(SIZES)),
         budgets_gib=tuple(budgets),
         page_size=page_size,
         concurrency=at_once,
@@ -224,8 +224,9 @@ def _draw(
     from kvlab.viz.retraction import retractions_by_dcp_figure, retractions_by_dcp_text
     from kvlab.viz.save import figure_title, rendered
 
-    width = "double" if double else "single"
-    fig = retractions_by_dcp_figure(table, None if beside else origin, width)
+    fig = retractions_by_dcp_figure(
+        table, None if beside else origin, "double" if double else "single"
+    )
     output.write_file(rendered(fig)[out.suffix[1:]], out, "picture", "--figure")
     output.note(f"wrote {out} ({fig.get_figwidth():g} in wide)")
     if beside is not None:
