@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kvlab.index import DcpLayout
+from kvlab.index.layout import pages_strip
 from kvlab.index.reprs import (
     FIRST,
     GAP,
@@ -24,7 +25,6 @@ from kvlab.index.reprs import (
     span,
     strip,
 )
-from kvlab.index.shown import layout_name, pages_strip
 from kvlab.memory.flight import Flight
 from kvlab.memory.streams import Event
 
@@ -54,12 +54,12 @@ def pool_html(
     dtype = str(buffer.dtype).removeprefix("torch.")
     lines = [
         ("space", _SPACES.get(space, space)),
-        ("layout", layout_name(layout)),
+        ("layout", layout.in_words()),
         ("buffer", f"{many(layers, 'layer')} x {many(rows, 'row')} x {elements} {dtype}"),
         ("memory", f"{size(nbytes)} on {buffer.device}"),
         *told,
     ]
-    pages = pages_strip("Its rows", rows // page_size - 1, [("rows", page_size)])
+    pages = pages_strip("Its rows", rows // page_size - 1, {"rows": page_size}).html()
     return block(facts(f"{name} of rank {rank} of {layout.dcp_size}", lines), pages)
 
 
@@ -70,7 +70,7 @@ def allocator_html(
     look at the pages of the runs shown."""
     wide = layout.widened_page_size
     told = [
-        ("layout", layout_name(layout)),
+        ("layout", layout.in_words()),
         ("pages", f"{free:,} of {layout.num_pages:,} free, {layout.num_pages - free:,} handed out"),
         ("tokens that fit", f"{free * wide:,} of {layout.capacity_tokens:,}"),
         ("freed pages", f"sorted when short ({staged:,} wait)" if need_sort else "reused first"),
@@ -152,7 +152,7 @@ def backup_html(
         ),
         ("memory", f"{size(kv.numel() * kv.element_size())} on the host"),
         ("checksum", "not known before wait()" if checksum is None else checksum),
-        ("layout", layout_name(layout)),
+        ("layout", layout.in_words()),
     ]
     if with_state:
         told.append(("recurrent state", "on the host too"))
