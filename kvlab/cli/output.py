@@ -191,18 +191,18 @@ class Table:
         lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
         return "\n".join([*lines[: first + 1], *left_out, *lines[first + 1 :]])
 
-    def drawn(self) -> "RichTable":
-        """The same for a terminal."""
+    def drawn(self) -> "tuple[RichTable | str, ...]":
+        """The same for a terminal, and below it what is left out."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
 
         (head, *rows), first, left_out = self._cells()
-        made = RichTable(box=SIMPLE_HEAD, caption="".join(left_out) or None)
+        made = RichTable(box=SIMPLE_HEAD)
         for name, right in zip(head, self._right(), strict=True):
             made.add_column(name, justify="right" if right else "left", no_wrap=True)
         for i, row in enumerate(rows, 1):
             made.add_row(*row, end_section=bool(left_out) and i == first)
-        return made
+        return made, *left_out
 
     def _cells(self) -> tuple[list[list[str]], int, list[str]]:
         """The rows that are shown, names first; how many before a gap; what the gap says."""
@@ -318,7 +318,7 @@ def say(parts: Sequence[str | Table]) -> None:
     console = Console()
     for part, text in zip(parts, plain, strict=True):
         if isinstance(part, Table) and 2 * len(part.columns) + text.index("\n") < console.width:
-            console.print(part.drawn())
+            console.print(*part.drawn(), sep="\n", highlight=False)
         else:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 
