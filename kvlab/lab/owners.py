@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout, get_dcp_lens, owner_of, row_of, slot_of, slots_of_blocks
+from kvlab.index import DcpLayout, get_dcp_lens, slots_of_blocks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,15 +80,14 @@ class OwnerStudy:
         end = self.start + self.length
         slots = slots_of_blocks(torch.tensor(self.page_list), lay.widened_page_size, end)
         slots = slots[self.start :]
-        owner = owner_of(slots, lay.dcp_size, lay.interleave)
-        row = row_of(slots, lay.dcp_size, lay.interleave)
+        owner, row = lay.shard(0).owner(slots), lay.shard(0).row(slots)
         inside = slots < lay.row_end
         hit = torch.full_like(slots, -1)
         # Sorted by owner once: a mask a rank would read the whole run c times.
         ends = torch.bincount(owner, minlength=lay.dcp_size).cumsum(0).tolist()
         for rank, elements in enumerate(torch.argsort(owner).tensor_split(ends[:-1])):
             mine = elements[inside[elements]]
-            hit[mine] = slot_of(slots[mine], lay.dcp_size, rank, lay.interleave)
+            hit[mine] = lay.shard(rank).slot(slots[mine])
         raw = [
             "out of range" if h < 0 else "right" if h == s else "another slot"
             for h, s in zip(hit.tolist(), slots.tolist(), strict=True)
@@ -113,10 +112,7 @@ class OwnerStudy:
         """How many of the run's positions each rank holds."""
         lay = self.layout
         run, start = torch.tensor([self.length]), torch.tensor([self.start])
-        return [
-            int(get_dcp_lens(run, lay.dcp_size, r, start, lay.interleave))
-            for r in range(lay.dcp_size)
-        ]
+        return [int(get_dcp_lens(run, lay.shard(r), start)) for r in range(lay.dcp_size)]
 
 
 def _shown(pages: Sequence[int], most: int = 12) -> str:
@@ -144,7 +140,7 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> "pd.Da
                 "rank": rank,
                 "row": rows.tolist(),
                 "page": (rows // layout.page_size).tolist(),
-                "slot": slot_of(rows, layout.dcp_size, rank, layout.interleave).tolist(),
+                "slot": layout.shard(rank).slot(rows).tolist(),
             }
         )
         for rank in range(layout.dcp_size)

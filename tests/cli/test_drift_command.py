@@ -124,10 +124,10 @@ def test_every_option_reaches_the_study(
     assert (study.seed, given["jobs"], given["cache"]) == (0, None, None)
     study, given = planned(
         run, monkeypatch, *base, "--seed", 3, "--temperature", 0.5, "--jobs", 2,
-        "--cache", tmp_path, "--requests", 5,
+        "--cache", tmp_path / "kept", "--requests", 5,
         "--dcp-sizes", "3", "--dtypes", "fp8,float32", "--conditions", "natural",
     )  # fmt: skip
-    assert (study.seed, given["jobs"], given["cache"]) == (3, 2, tmp_path)
+    assert (study.seed, given["jobs"], given["cache"]) == (3, 2, tmp_path / "kept")
     assert len(study.prompts.tokens) == 5 and study.temperature == 0.5
     assert (study.dcp_sizes, study.conditions) == ((3,), ("natural",))
     assert study.dtypes == ("fp8", "float32")

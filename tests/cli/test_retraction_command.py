@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from kvlab.engine.events import simulate
+from kvlab.engine import simulate
 from kvlab.engine.workload import Workload, default_workload, load_trace
 from kvlab.lab import retraction as study_module
 from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets

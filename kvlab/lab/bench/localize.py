@@ -124,21 +124,19 @@ def run_name(backend: Backend) -> str:
 def ways(case: LocalizeCase, place: Place, flag: CheckFlag) -> dict[str, Way]:
     """Every contender: from a run to the rows of one rank or of all."""
     c, rank, layout = case.dcp_size, case.rank, case.layout
-    bounds = (layout.first_slot, layout.slot_end)
+    bounds, shard = (layout.first_slot, layout.slot_end), layout.shard(rank)
 
     def all_ranks(run: Run) -> list[Tensor]:
         slots = WidenedSlots(run.ids)
         return [localize(slots, layout, r).ids for r in range(c)]
 
     def by(backend: Backend) -> Way:
-        return lambda run: [
-            localize_run(run.ids, c, rank, bounds=bounds, flag=flag, backend=backend)
-        ]
+        return lambda run: [localize_run(run.ids, shard, bounds=bounds, flag=flag, backend=backend)]
 
     return {
         STRIDE: lambda run: [upstream.stride(run.ids, c, rank)],
         MASK: lambda run: [upstream.mask(run.ids, c, rank)],
-        CHECKED: lambda run: [localize_strided(run.ids, c, rank)],
+        CHECKED: lambda run: [localize_strided(run.ids, shard)],
         FIRST: lambda run: [localize(WidenedSlots(run.ids), layout, rank).ids],
         FURTHER: lambda run: [localize(run.verified, layout, rank).ids],
         STRIDES: lambda run: [upstream.stride(run.ids, c, r) for r in range(c)],
