@@ -38,9 +38,10 @@ exit codes:
 DATA = Path(__file__).resolve().parents[2] / "data"
 LEAST_PYTHON = (3, 11)
 #: The libraries that the project asks for, by what will not work without them.
-CORE = ("torch", "numpy", "pandas", "joblib", "tqdm", "typer")
+CORE = ("torch", "numpy", "pandas", "joblib", "typer", "rich")
 MODELS = ("transformers", "safetensors")
 REPORT = ("nbclient", "nbconvert", "nbformat", "jupyter_client", "pygments", "jinja2")
+REPORT += ("sphinx", "myst-nb", "furo")
 FIGURES = ("matplotlib", "pillow")
 LAB = ("jupyterlab", "ipywidgets")
 IMPORTED_AS = {"pillow": "PIL"}

@@ -44,7 +44,7 @@ LIBRARIES = {
     "ranks": {"torch"},
     "memory": {"torch", "numpy", "pandas"},
     "engine": {"torch", "numpy", "pandas", "transformers", "safetensors"},
-    "lab": {"torch", "numpy", "pandas", "joblib", "tqdm", "pyarrow"},
+    "lab": {"torch", "numpy", "pandas", "joblib", "pyarrow"},
     "viz": {"torch", "numpy", "pandas", "matplotlib", "ipywidgets", "IPython", "PIL"},
     "teach": {"torch", "numpy"},
 }

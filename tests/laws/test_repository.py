@@ -24,7 +24,6 @@ TOOLS = {
     "myst-nb": "Sphinx, as its reader",
     "safetensors": "transformers, for checkpoints without pickle",
     "sphinx": "the site, which is being moved to it",
-    "typer": "the command line, which is being moved to it",
 }
 MAX_LINES = 300
 
