@@ -55,8 +55,8 @@ LAZY = {
     "triton": "0.7 to 1 GB, absent on most machines",
     "kvlab.ops.kernels": "imports triton",
     "pyarrow": "170 MB, an extra",
+    "kvlab.lab.bench.engine": "imports transformers, seconds that other parts need not wait for",
     "kvlab.lab.drift.study": "imports transformers, seconds that other parts need not wait for",
-    "kvlab.lab.bench.decode": "imports transformers, seconds that other parts need not wait for",
 }
 # The command line computes nothing, and its help answers at once: there these stand at the top, and
 # all else inside the functions that need it.
