@@ -131,12 +131,18 @@ def run(
         {"--cache": cache, "--out": out, **written},
         {},
     )
-    from kvlab.lab.drift import DTYPES, NAMES, default_prompts, read_prompts, write_study
-    from kvlab.lab.drift.results import require_writable
-    from kvlab.lab.drift.study import DriftStudy
+    from kvlab.lab.drift import (
+        DTYPES,
+        NAMES,
+        DriftStudy,
+        default_prompts,
+        read_prompts,
+        result_folder,
+        write_study,
+    )
 
     if out is not None:
-        require_writable(out)
+        result_folder(out)
     asked = default_prompts() if prompts is None else read_prompts(prompts)
     wanted = requests or (min(QUICK_REQUESTS, len(asked.tokens)) if quick else None)
     if wanted is not None:
@@ -194,7 +200,7 @@ def _document(result: "Study") -> dict[str, object]:
             for v in verdicts(result.summary)
         ],
         "question": [
-            {"defect": a.signature.defect.name, "judgement": a.judgement, "why": a.why}
+            {"defect": a.defect.name, "judgement": a.judgement, "why": a.why}
             for a in answers(result.summary)
         ],
         "origin": dict(result.origin),
@@ -202,8 +208,7 @@ def _document(result: "Study") -> dict[str, object]:
 
 
 def _text(result: "Study") -> list[str | Table]:
-    from kvlab.lab.drift import verdicts
-    from kvlab.lab.drift.question import text
+    from kvlab.lab.drift import argument, verdicts
 
     told = result.summary
     return [
@@ -213,5 +218,5 @@ def _text(result: "Study") -> list[str | Table]:
         "",
         *(f"- {verdict.text}" for verdict in verdicts(told)),
         "",
-        *text(told),
+        *argument(told),
     ]

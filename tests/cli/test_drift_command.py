@@ -11,10 +11,16 @@ import pandas as pd
 import pytest
 
 from kvlab.cli import drift
-from kvlab.lab.drift import DTYPES, NAMES, default_prompts, read_study
+from kvlab.lab.drift import (
+    DTYPES,
+    NAMES,
+    SUMMARY,
+    DriftStudy,
+    Point,
+    default_prompts,
+    read_study,
+)
 from kvlab.lab.drift import study as study_module
-from kvlab.lab.drift.results import SUMMARY
-from kvlab.lab.drift.study import DriftStudy, Task
 from kvlab.lab.keep import Values
 from tests.cli.conftest import Run, Start
 from tests.lab.drift.tiny_study import prompts_file, save_checkpoint
@@ -192,12 +198,12 @@ def test_an_interrupted_study_says_where_its_runs_are_and_goes_on(
     if process.returncode:  # it may just have ended
         assert process.returncode == 130
         assert f"finished runs are kept in {cache}" in err
-    made: list[Task] = []
+    made: list[Point] = []
     make = study_module._make
 
-    def count(study: DriftStudy, task: Task, reference: Values | None) -> Values:
-        made.append(task)
-        return make(study, task, reference)
+    def count(study: DriftStudy, view: str, point: Point, reference: Values | None) -> Values:
+        made.append(point)
+        return make(study, view, point, reference)
 
     monkeypatch.setattr(study_module, "_make", count)
     assert run(*mine, "--csv", "-").out == run(*words, "--csv", "-").out

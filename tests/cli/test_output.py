@@ -15,7 +15,7 @@ import typer
 from kvlab.cli import main, output
 from kvlab.cli.output import Table, columns_of, out_file, progress, records, say, write_csv
 from kvlab.errors import KvlabError
-from kvlab.lab.drift.study import DriftStudy
+from kvlab.lab.drift import DriftStudy
 from tests.cli.conftest import Run
 
 FRAME = pd.DataFrame({"name": ["a", "long"], "n": [1234, 5], "x": [0.5, None], "ok": [True, False]})

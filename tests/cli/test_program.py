@@ -15,8 +15,7 @@ import pytest
 import kvlab
 from kvlab.cli import crash, doctor, drift, owners, report, retraction
 from kvlab.errors import KvlabError
-from kvlab.lab.drift import NAMES
-from kvlab.lab.drift.study import DriftStudy
+from kvlab.lab.drift import NAMES, DriftStudy
 from kvlab.lab.retraction import RetractionStudy
 from tests.cli.conftest import ROOT, Run, Start, parse
 

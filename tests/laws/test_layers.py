@@ -56,7 +56,7 @@ LAZY = {
     "kvlab.ops.kernels": "imports triton",
     "pyarrow": "170 MB, an extra",
     "kvlab.lab.bench.engine": "imports transformers, seconds that other parts need not wait for",
-    "kvlab.lab.drift.study": "imports transformers, seconds that other parts need not wait for",
+    "kvlab.lab.drift.run": "imports transformers, seconds that other parts need not wait for",
 }
 # The command line computes nothing, and its help answers at once: there these stand at the top, and
 # all else inside the functions that need it.
