@@ -16,7 +16,7 @@ from kvlab.engine.policy import HostFull
 from kvlab.engine.result import ABORT_HOST_FULL
 from kvlab.engine.workload import Request
 from kvlab.errors import BackupError
-from kvlab.index import DcpLayout, WidenedSlots, get_dcp_lens
+from kvlab.index import DcpLayout, Shard, WidenedSlots, get_dcp_lens
 from kvlab.memory import DeferredLane, HostArena, KvBackup
 from tests.engine.reference_node import ReferenceNode, Req, reference
 
@@ -129,7 +129,7 @@ class ArenaNode(ReferenceNode):
     def host_takes(self, req: Req) -> bool:
         self.give_back()
         ranks, kv = len(self.arenas), torch.tensor([req.kv])
-        lens = [int(get_dcp_lens(kv, ranks, rank)) for rank in range(ranks)]
+        lens = [int(get_dcp_lens(kv, Shard(ranks, rank))) for rank in range(ranks)]
         blocks = []
         for arena, rows in zip(self.arenas, lens, strict=True):
             block = arena.take(rows * self.row_bytes)
