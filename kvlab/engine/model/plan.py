@@ -100,35 +100,37 @@ def plan_step(
     position = torch.arange(len(ids)) - (ends[:, None] - lens).flatten()[request]
     first_new = lens - new_tokens
     positions = first_new + torch.arange(new_tokens)
-    ranks, joined = [], WidenedSlots(ids)
-    for rank in range(layout.dcp_size):
-        found = localize(joined, layout, rank)
-        mine, at = request[found.source], position[found.source]
-        counts = torch.bincount(mine, minlength=len(slots))
-        keys = int(counts.max())
-        place = torch.arange(len(mine)) - (counts.cumsum(0) - counts)[mine]
-        table = torch.zeros(len(slots), keys, dtype=torch.int64)
-        places = torch.full_like(table, _NEVER)
-        table[mine, place], places[mine, place] = found.ids, at
-        unused = torch.nonzero(places.flatten() == _NEVER).flatten()
-        fresh = at >= first_new[mine, 0]
-        new = new_rows = None
-        if bool(fresh.any()):
-            new = (mine * new_tokens + at - first_new[mine, 0])[fresh].to(device)
-            new_rows = PhysicalRows.assume_physical(found.ids[fresh].to(device), layout, rank)
+    joined = WidenedSlots(ids)
+    found = [localize(joined, layout, rank) for rank in range(layout.dcp_size)]
+    # All ranks at once from here: a line of the table is one request on one rank.
+    source = torch.cat([rows.source for rows in found])
+    owner = torch.repeat_interleave(torch.tensor([len(rows) for rows in found]))
+    mine, at = request[source], position[source]
+    line = owner * len(slots) + mine
+    counts = torch.bincount(line, minlength=layout.dcp_size * len(slots))
+    place = torch.arange(len(source)) - (counts.cumsum(0) - counts)[line]
+    table = torch.zeros(len(counts), int(counts.max()), dtype=torch.int64)
+    places = torch.full_like(table, _NEVER)
+    table[line, place], places[line, place] = torch.cat([rows.ids for rows in found]), at
+    shape = (layout.dcp_size, len(slots), -1)
+    table, places = table.view(shape), places.view(shape)
+    visible = (places[:, :, None] <= positions[:, :, None]).to(device)
+    fresh = at >= first_new[mine, 0]
+    tokens, own = (mine * new_tokens + at - first_new[mine, 0])[fresh], owner[fresh]
+    ranks = []
+    for rank, most in enumerate(counts.view(shape).amax(1).flatten().tolist()):
+        unused = torch.nonzero(places[rank, :, :most].flatten() == _NEVER).flatten()
+        new = tokens[own == rank]
+        new_rows = found[rank].ids[fresh[owner == rank]]
         ranks.append(
             RankPlan(
-                rows=PhysicalRows.assume_physical(table.flatten().to(device), layout, rank),
-                visible=(places[:, None] <= positions[:, :, None]).to(device),
+                rows=_rows(table[rank, :, :most].flatten(), layout, rank, device),
+                visible=visible[rank, :, :, :most],
                 padding=unused.to(device) if len(unused) else None,
-                new=new,
-                new_rows=new_rows,
+                new=new.to(device) if len(new) else None,
+                new_rows=_rows(new_rows, layout, rank, device) if len(new) else None,
             )
         )
-    longest = max(part.keys for part in ranks)
-    visible = torch.stack(
-        [torch.nn.functional.pad(part.visible, (0, longest - part.keys)) for part in ranks]
-    )
     written = ids[(ends[:, None] - new_tokens + torch.arange(new_tokens)).flatten()]
     states = None if state_slots is None else torch.tensor(list(state_slots), device=device)
     return StepPlan(
@@ -140,6 +142,10 @@ def plan_step(
         visible,
         states,
     )
+
+
+def _rows(ids: Tensor, layout: DcpLayout, rank: int, device: str | torch.device) -> PhysicalRows:
+    return PhysicalRows.assume_physical(ids.to(device), layout, rank)
 
 
 def require_apart(
