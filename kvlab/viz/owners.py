@@ -47,6 +47,7 @@ DEFINITIONS: Mapping[str, str] = {
 LEFT_IN, TOP_IN, GAP_IN, BESIDE_IN = 0.62, 0.5, 0.09, 1.3
 ROW_IN, TALL_IN = 0.165, 0.28  # height of a cell of one line of text, and of two
 LINE_SLOTS, ATLAS_SLOTS, MOST_LINES = 32, 16, 64
+HEADING = "slots in order, the first of each line at the left"
 
 NAME = "owner-explorer"
 SIZES = [1, 2, 4, 8, 16]
@@ -170,7 +171,7 @@ def _slots_figure(
     shown = pages[: max(1, MOST_LINES // lines)]
     left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
     canvas = Canvas(width, title + left_out)
-    canvas.text(LEFT_IN, TOP_IN - 0.12, "slots in order, the first of each line at the left", 7)
+    canvas.text(LEFT_IN, TOP_IN - 0.12, HEADING, 7)
     field = slot_field(study.layout, shown, columns, (LEFT_IN, TOP_IN), size)
     looks, legend = marks(study, *size)
     draw_field(canvas, field, _by_slot(looks))
@@ -222,6 +223,7 @@ def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) 
     column_in = (style.WIDTH_IN["double"] - MARGIN_IN) / across
     wide = min(0.26, (column_in - BESIDE_IN) / max(columns.values()))
     canvas = Canvas("double", title)
+    canvas.text(MARGIN_IN, 0.33, HEADING, 7)
     top, bottom = TOP_IN, TOP_IN
     for number, (name, study) in enumerate(studies.items()):
         if number % across == 0:
