@@ -49,19 +49,6 @@ LIBRARIES = {
     "figures": ("matplotlib", "pillow"),
     "jupyterlab": ("jupyterlab", "ipywidgets"),
 }
-#: What must lie there beside the libraries: where, what it is, and what lacks without it.
-BESIDE = {
-    "figures": (
-        ("mpl-data", "fonts", "ttf", "DejaVuSans.ttf"),
-        "font DejaVu Sans",
-        "but its font DejaVu Sans is not there",
-    ),
-    "jupyterlab": (
-        ("share", "jupyter", "labextensions", "@jupyter-widgets", "jupyterlab-manager"),
-        "with the widget extension",
-        "but its widget extension is not there: sliders stay still pictures",
-    ),
-}
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 INSTALL = "install it: `make setup`, or `pip install -e .` in an environment of your own"
 CHECKOUT = "run kvlab in its checkout, or restore the folder: `git checkout -- data`"
@@ -149,7 +136,7 @@ def _text(checks: Sequence[dict[str, object]], works: bool) -> list[str]:
 
 
 def libraries(name: str) -> Iterator[Check]:
-    """One check of several libraries: there, no older than the project asks for, and complete."""
+    """One check of several libraries: there, and no older than the project asks for."""
     least = least_versions()
     there, wrong = [], []
     for library in LIBRARIES[name]:
@@ -163,18 +150,7 @@ def libraries(name: str) -> Iterator[Check]:
         old = _numbers(version) < _numbers(least.get(library, "0"))
         there.append(f"{library} {version}")
         wrong += [f"{library} {version} is older than {least[library]}"] if old else []
-    if wrong:
-        yield Check(name, ", ".join(wrong), INSTALL)
-    elif name not in BESIDE:
-        yield Check(name, ", ".join(there))
-    else:
-        parts, good, bad = BESIDE[name]
-        drawn = find_spec("matplotlib")
-        places = [*(drawn.submodule_search_locations or ())] if drawn else []
-        places += [sys.prefix, sys.base_prefix, str(Path.home() / ".local"), "/usr/local"]
-        found = any(Path(place, *parts).exists() for place in places)
-        again = None if found else f"install {LIBRARIES[name][0]} again"
-        yield Check(name, f"{', '.join(there)}, {good if found else bad}", again)
+    yield Check(name, ", ".join(wrong or there), INSTALL if wrong else None)
 
 
 def least_versions() -> dict[str, str]:
@@ -323,11 +299,8 @@ def _files(name: str, folder: str, names: Sequence[str]) -> Check:
     """Whether all files are there and none is empty."""
     paths = {name: DATA.parent / folder / name for name in names}
     lacks = [n for n, path in paths.items() if not path.is_file() or not path.stat().st_size]
-    return (
-        Check(name, f"{folder} lacks {', '.join(lacks)}", CHECKOUT)
-        if lacks
-        else Check(name, folder)
-    )
+    found = f"{folder} lacks {', '.join(lacks)}" if lacks else folder
+    return Check(name, found, CHECKOUT if lacks else None)
 
 
 def build() -> Iterator[Check]:
