@@ -218,15 +218,6 @@ class DcpLayout:
         """Tokens that all ranks together can hold (padding page not counted)."""
         return self.num_pages * self.widened_page_size
 
-    def bytes_per_rank(self, row_bytes: int, layers: int = 1) -> int:
-        """Bytes of one rank's buffers: every row of every layer, padding page included.
-
-        Errors: LayoutError for a row of no bytes or a model of no layers.
-        """
-        require_int("row_bytes", row_bytes, 1, "bytes of one row of one layer")
-        require_int("layers", layers, 1, "layers that keep such a row")
-        return self.rows_per_rank * row_bytes * layers
-
     def shard(self, rank: int) -> Shard:
         """What ``rank`` holds of both spaces. Errors: LayoutError for a rank outside."""
         return Shard(self.dcp_size, rank, self.interleave)
@@ -261,7 +252,7 @@ class DcpLayout:
         return -(-tokens // self.widened_page_size)
 
     def in_words(self) -> str:
-        """The four numbers: "2 ranks, 3 pages of 2 rows"."""
+        """The four numbers, as in "2 ranks, 3 pages of 2 rows"."""
         turn = "" if self.interleave == 1 else f", {self.interleave:,} slots in turn"
         pages = f"{many(self.num_pages, 'page')} of {many(self.page_size, 'row')}"
         return f"{many(self.dcp_size, 'rank')}, {pages}{turn}"

@@ -108,7 +108,10 @@ def run_is_aligned(ids: Tensor, turn: int, start: int = 0) -> bool:
     """
     require_int("turn", turn, 1, "the slots of one turn over all ranks")
     require_int("start", start, 0, "the position of ids[0]")
-    ids = as_ids(ids, "ids")
+    return _is_aligned(as_ids(ids, "ids"), turn, start)
+
+
+def _is_aligned(ids: Tensor, turn: int, start: int) -> bool:
     n, phase = ids.numel(), start % turn
     if n == 0 or turn == 1:
         return n == 0 or int(ids.min()) >= 0
@@ -169,7 +172,7 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
     shard, ids, start = layout.shard(rank), slots.ids, slots.start
     if slots.verified_for(layout):
         return make_rows(_take(ids, shard, start), None, rank, layout, slots)
-    if run_is_aligned(ids, shard.turn, start):
+    if _is_aligned(ids, shard.turn, start):
         rows, source = _take(ids, shard, start), None
     else:
         source = owned_elements(ids, shard)

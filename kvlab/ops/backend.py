@@ -98,9 +98,9 @@ def choose(backend: Backend | None, *tensors: Tensor) -> Backend:
 
 def interpreted() -> bool:
     """Whether the twins run under Triton's CPU interpreter. Needs Triton; settled at first call."""
-    from kvlab.ops.kernels import launch
+    from kvlab.ops.kernels import INTERPRETED
 
-    return launch.INTERPRETED
+    return INTERPRETED
 
 
 @cache
