@@ -31,10 +31,9 @@ Ids = TypeVar("Ids", int, Tensor)
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
-    """Return ``value`` as an int of at least ``low``, or raise LayoutError naming the rule.
+    """Return ``value``, a size of at least ``low``, or raise LayoutError naming the rule.
 
-    Only Python's int, not NumPy's: a product of sizes must not wrap. At most ``2**63 - 1``, since
-    sizes meet ids in int64 tensors.
+    Only Python's int, not NumPy's: a product of sizes must not wrap. Sizes meet ids in int64.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise LayoutError(
@@ -134,9 +133,7 @@ class Shard:
 
     def elements(self, n: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """The elements of a run of n positions from ``start`` that are this rank's: int64 ``(m,)``,
-        ascending. From the positions alone, so no device is waited for.
-
-        Worked example, c=2, I=2, positions 3 .. 7: rank 1 holds 3, 6, 7, elements [0, 3, 4].
+        ascending. c=2, I=2, positions 3 .. 7: rank 1 holds 3, 6, 7, elements [0, 3, 4].
         """
         phase = start % self.turn  # only the phase matters, and it keeps the numbers small
         skipped, end = self.held(phase), self.held(phase + n)
@@ -148,7 +145,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
-    """Geometry of the two index spaces. Units: slots above, rows below, both one token each.
+    """Geometry of the two index spaces. Slots above, rows below, both hold one token each.
 
     Args:
         dcp_size: ranks that share one request's KV (symbol c).
@@ -231,10 +228,7 @@ class DcpLayout:
         return self.shard(0).row(self._checked_slot(slot))
 
     def slot(self, rank: int, row: int) -> int:
-        """The slot that ``rank`` stores in ``row``: the inverse of ``owner`` and ``row``.
-
-        Errors: IndexSpaceError for a row outside [0, row_end), LayoutError for a bad rank.
-        """
+        """The slot that ``rank`` stores in ``row``. Errors: IndexSpaceError out of bounds."""
         shard, row = self.shard(rank), require_index("row", row)
         if not 0 <= row < self.row_end:
             raise IndexSpaceError(
@@ -244,10 +238,7 @@ class DcpLayout:
         return shard.slot(row)
 
     def pages_for(self, tokens: int) -> int:
-        """Allocator pages that ``tokens`` consecutive positions from position 0 need.
-
-        Errors: LayoutError for a negative count.
-        """
+        """Allocator pages of ``tokens`` positions. Errors: LayoutError for a negative count."""
         require_int("tokens", tokens, 0, "a token count")
         return -(-tokens // self.widened_page_size)
 

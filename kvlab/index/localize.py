@@ -100,11 +100,10 @@ def run_is_aligned(ids: Tensor, turn: int, start: int = 0) -> bool:
     """Whether ``ids[i] % turn == (start + i) % turn`` for all i, with no negative id. Exact.
 
     Equal places in the turn of c * I ids mean equal owners, and runs on whole pages have them.
-    Three ways to the same answer. On CPU, for a power of two: OR and AND over lines that are a
-    multiple of the turn long agree with the position's low bits exactly when every id does; two
-    reads and no temporary. For another turn: ids rise by one but at page breaks, so it is enough to
-    look at the ends of each piece. On CUDA: ``(ids - position) % turn``, which is what it says, and
-    on CPU costs ten times as much. Errors: IndexSpaceError for other than int64 or int32 ``(n,)``.
+    Three ways: on CPU, for a power of two, OR and AND over lines that are a multiple of the turn
+    long equal the position's low bits exactly when every id does (no temporary); for another turn,
+    ids rise by one but at page breaks, so the ends of each piece are looked at; elsewhere
+    ``(ids - position) % turn``. Errors: IndexSpaceError for other than int64 or int32 ``(n,)``.
     """
     require_int("turn", turn, 1, "the slots of one turn over all ranks")
     require_int("start", start, 0, "the position of ids[0]")
