@@ -6,27 +6,20 @@ asked no more than whether an event has passed (not even that while a CUDA graph
 
 from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from kvlab.index import DcpLayout
 from kvlab.index.reprs import (
-    FIRST,
     GAP,
-    LAST,
     Cell,
     block,
-    cut,
     facts,
     many,
-    peek,
     size,
     span,
     strip,
 )
 from kvlab.index.shown import layout_name, pages_strip
-from kvlab.memory.flight import Flight
-from kvlab.memory.streams import Event
 
 MOST_RUNS = 12  # runs of pages that are all free, or all handed out
 MOST_REQUESTS = 16
@@ -124,101 +117,6 @@ def state_html(slots: int, used: Sequence[int], conv: Tensor, temporal: Tensor) 
         ("memory", f"{size(nbytes)} on {conv.device}"),
     ]
     return block(facts("State pool: one slot a request, never sharded by DCP", told))
-
-
-def backup_html(
-    layout: DcpLayout,
-    rank: int,
-    space: str,
-    row_format: str,
-    run: tuple[int, int],
-    source: Tensor,
-    kv: Tensor,
-    state: str,
-    checksum: str | None,
-    with_state: bool,
-) -> str:
-    """A backup's place, size and state, and which positions it holds. ``run``: start and count of
-    the positions that all ranks together hold. ``checksum``: None where it is not known yet."""
-    start, count = run
-    layers, rows, elements = kv.shape
-    told: list[tuple[str, object]] = [
-        ("state", state),
-        ("rows of this rank", f"{rows:,} of {many(count, 'position')}"),
-        ("positions of all ranks", span(start, start + count)),
-        (
-            "copy",
-            f"{many(layers, 'layer')} x {many(rows, 'row')} x {elements}, {row_format}, {space}",
-        ),
-        ("memory", f"{size(kv.numel() * kv.element_size())} on the host"),
-        ("checksum", "not known before wait()" if checksum is None else checksum),
-        ("layout", layout_name(layout)),
-    ]
-    if with_state:
-        told.append(("recurrent state", "on the host too"))
-    table = facts(f"Backup of rank {rank} of {layout.dcp_size}", told)
-    held = _held(source)
-    if held is None or not count:
-        return block(table)
-    heads, cells = [], []
-    for at in cut(count):
-        if at is None:
-            heads.append(Cell(GAP))
-            cells.append(Cell(GAP))
-            continue
-        heads.append(Cell(start + at))
-        cells.append(Cell(held[at], color=rank) if at in held else Cell("-"))
-    lines = [("position", heads), (f"row of r{rank}'s copy", cells)]
-    return block(table, strip("Positions that it holds (-: on another rank)", lines))
-
-
-def backup_state(spent: Sequence[str], flights: Sequence[Flight]) -> str:
-    """Where a backup is, in a few words. Waits for nothing, settles nothing, raises nothing."""
-    if spent:
-        return f"{spent[0]}: its host memory may hold another backup"
-    if not flights:
-        return "on the host"
-    made = flights[0]
-    if made.error is not None:
-        return f"lost on its way ({type(made.error).__name__}): wait() says why"
-    if len(flights) > 1:
-        back = flights[1]
-        if back.error is not None:
-            return f"restore failed ({type(back.error).__name__}): wait() says why"
-        return f"restore {_moving(back.ended, 'ended: wait() says how')}"
-    if made.checksum is not None:
-        return "on the host"
-    return _moving(made.ended, "copied, not looked at: wait() does")
-
-
-def _moving(event: Event, ended: str) -> str:
-    """Says "in flight", or ``ended``. A device that captures a graph must not be asked, and one
-    that has failed does not answer."""
-    if event.known:
-        return ended
-    try:
-        if _capturing():
-            return "in flight (not asked during a capture)"
-        return ended if event.done else "in flight"
-    except RuntimeError as error:
-        return f"in flight, and the device answers {type(error).__name__}"
-
-
-def _capturing() -> bool:
-    """Whether the current stream records a CUDA graph; starts no CUDA where none was used."""
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return bool(used and torch.cuda.is_current_stream_capturing())
-
-
-def _held(source: Tensor) -> dict[int, int] | None:
-    """Element of the run -> row of the copy, at both ends of ``source``, which ascends."""
-    head, tail = peek(source, 0, FIRST + LAST + 1), peek(source, -LAST, None)
-    if head is None or tail is None:
-        return None
-    rows = int(source.shape[0])
-    return {at: i for i, at in enumerate(head)} | {
-        at: rows - len(tail) + i for i, at in enumerate(tail)
-    }
 
 
 def _run_end(is_free: Sequence[bool], begin: int) -> int:

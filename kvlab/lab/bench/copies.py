@@ -24,10 +24,11 @@ from kvlab.lab.bench.clock import Contender, take_turns
 from kvlab.lab.bench.place import Place, give_memory_back
 from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare
 from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool
-from kvlab.memory import rows as row_copies
+from kvlab.ops import gather_rows, scatter_rows, summed_rows
 
 PART = "copy"
 PAGE_SIZE = 64
+BLOCK_ROWS = summed_rows(PAGE_SIZE)
 BACKUP_AIM = Aim(5.0, "at least 5x")
 RESTORE_AIM = Aim(3.5, "at least 3.5x")
 MEMORY_AIM = Aim(0.85, "at least 0.85")
@@ -117,7 +118,8 @@ class CopyBench:
         rows = self.pool.resolve(WidenedSlots(self.ids[run])).ids
         shape = (self.case.layers, self.case.rows, self.pool.buffer.shape[2])
         out = self.block.view(self.pool.buffer.dtype).view(shape)
-        _gather_without_sums(self.pool.buffer, rows, out)
+        flat, how = out.view(-1, shape[2]), {"block_rows": BLOCK_ROWS, "page_size": PAGE_SIZE}
+        gather_rows(self.pool.buffer, rows, flat, **how)
         return out
 
     def restore(self, backup: KvBackup, run: int) -> None:
@@ -127,7 +129,8 @@ class CopyBench:
     def restore_unverified(self, backup: KvBackup, run: int) -> None:
         """The scatter alone; the checksum is not looked at."""
         rows = self.pool.resolve(WidenedSlots(self.ids[run])).ids
-        row_copies.scatter_rows(self.pool.buffer, rows, backup.kv, PAGE_SIZE)
+        flat, how = backup.kv.flatten(0, 1), {"block_rows": BLOCK_ROWS, "page_size": PAGE_SIZE}
+        scatter_rows(self.pool.buffer, rows, flat, **how)
 
     def restore_upstream(self, copies: upstream.Chunks, run: int) -> None:
         """Upstream's loop, rows taken by the unchecked stride."""
@@ -283,13 +286,3 @@ def require_equal(bench: CopyBench) -> None:
 def _same(one: Tensor, other: Tensor) -> bool:
     """Equal bytes; random bf16 holds NaN, which equals nothing."""
     return torch.equal(one.view(torch.int16), other.view(torch.int16))
-
-
-def _gather_without_sums(buffer: Tensor, rows: Tensor, out: Tensor) -> None:
-    """``gather_rows`` with the line that sums left out."""
-    plan = row_copies._plan(rows, PAGE_SIZE)
-    for layer, host in zip(row_copies._widest(buffer), row_copies._widest(out), strict=True):
-        for block in plan:
-            for piece in block:
-                source, target = row_copies._views(layer, host, piece)
-                torch.index_select(source, 0, piece.index, out=target)
