@@ -5,13 +5,15 @@
 
 ``part`` is a new file of a random name beside the place; if the block ends well it becomes the
 place, in one step; if the block raises, the place stays as it was. Beside, and not in a temporary
-folder, since a move between file systems is a copy, which can be cut off.
+folder, since a move between file systems is a copy, which can be cut off. A part is locked while it
+is written. One that nobody locks is of a process that was killed: the next writer removes it.
 """
 
+import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PREFIX = ".kvlab-"
@@ -24,15 +26,26 @@ def whole_file(place: Path) -> Iterator[Path]:
     Errors: OSError as the system raises it; the caller says what the file was for.
     """
     place = Path(os.path.realpath(place))
+    clear_leftovers(place.parent)
     handle, name = tempfile.mkstemp(prefix=PREFIX, suffix=place.suffix, dir=place.parent)
-    os.close(handle)
     part = Path(name)
     try:
+        with suppress(OSError):  # a file system without locks: its left-overs stay
+            fcntl.flock(handle, fcntl.LOCK_EX)
         yield part
         part.chmod(0o666 & ~_umask() if not place.exists() else place.stat().st_mode)
         os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove the parts in ``folder`` whose writers are gone."""
+    for part in folder.glob(f"{PREFIX}*"):
+        with suppress(OSError), part.open("rb") as file:  # a part that is being written is locked
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            part.unlink()
 
 
 def _umask() -> int:

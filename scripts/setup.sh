@@ -4,7 +4,8 @@
 # (a moved checkout breaks the paths inside an environment). A hash and not a file time, so that a
 # fresh clone or a `touch` installs nothing. Until set-up has ended the stamp says "unfinished": an
 # interrupted one is noticed and starts again from an empty folder. A folder without a stamp was
-# made by somebody else and is never touched.
+# made by somebody else and is never touched. Of two set-ups at once the second waits for the first:
+# the folder of the checkout is the lock, where there is flock(1), so no file is left behind.
 #
 # Reads: VENV (.venv), PYTHON (the first usable one), KVLAB_MIN_FREE_MB (4000). pip's own settings
 # (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
@@ -68,8 +69,19 @@ install() {
 }
 
 key="$({ cat pyproject.toml constraints.txt; pwd -P; } | sha256 | cut -c 1-64)"
-before=$(cat "$stamp" 2>/dev/null || true)
-if [ "$before" = "$key" ] && [ -x "$venv/bin/python" ]; then exit 0; fi
+ready() {
+    before=$(cat "$stamp" 2>/dev/null || true)
+    [ "$before" = "$key" ] && [ -x "$venv/bin/python" ]
+}
+if ready; then exit 0; fi
+if command -v flock >/dev/null; then
+    exec 9<.
+    if ! flock -n 9; then
+        printf 'kvlab: another set-up is under way in this folder; waiting for it\n' >&2
+        flock 9
+    fi
+    if ready; then exit 0; fi
+fi
 
 if [ -z "$before" ] && [ -n "$(ls -A "$venv" 2>/dev/null)" ]; then
     fail "$venv was not made by this set-up and is left alone: remove it, name another folder with VENV=/path/to/folder, or use it as it is with KVLAB_PYTHON=$venv/bin/python."

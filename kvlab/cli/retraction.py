@@ -220,7 +220,12 @@ def run(given: argparse.Namespace) -> int:
     jobs = given.jobs or (1 if short else None)
     try:
         with progress("row") as told:
-            table = study.run(jobs=jobs, cache=given.cache, progress=told)
+            table = study.run(
+                jobs=jobs,
+                cache=given.cache,
+                progress=told,
+                note=lambda sentence: print(sentence, file=sys.stderr),
+            )
     except KeyboardInterrupt:
         if given.cache is not None:
             print(f"\nfinished rows are kept in {given.cache}", file=sys.stderr)

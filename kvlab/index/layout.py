@@ -17,10 +17,11 @@ and SGLang's kv-shard placement (``interleave = page_size``).
 """
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvlab.errors import IndexSpaceError, LayoutError
-from kvlab.index.shown import layout_html
+from kvlab.show import Cell, Table, cut, facts, html, many, span, strip
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
@@ -199,9 +200,36 @@ class DcpLayout:
         require_int("tokens", tokens, 0, "a token count")
         return -(-tokens // self.widened_page_size)
 
+    def in_words(self) -> str:
+        """The four numbers: "2 ranks, 3 pages of 2 rows"."""
+        turn = "" if self.interleave == 1 else f", {self.interleave:,} slots in turn"
+        pages = f"{many(self.num_pages, 'page')} of {many(self.page_size, 'row')}"
+        return f"{many(self.dcp_size, 'rank')}, {pages}{turn}"
+
     def _repr_html_(self) -> str:
-        """Both ranges and the owners of page 1, for a notebook cell."""
-        return layout_html(self)
+        """Both ranges and the owners of page 1, one column for the slots that a rank stores in
+        turn."""
+        wide = self.widened_page_size
+        told = facts(
+            f"Layout: {self.in_words()}",
+            [
+                ("slots of a page (W)", f"{wide:,}"),
+                ("slots handed out", span(self.first_slot, self.slot_end)),
+                ("rows of each rank", span(self.first_row, self.row_end)),
+                ("tokens, all ranks", f"{self.capacity_tokens:,}"),
+            ],
+        )
+        sizes = {"slots": wide, "rows of each rank": self.page_size}
+        turns: list[tuple[object, ...] | None] = []
+        for slot in cut(range(self.first_slot, self.first_slot + wide, self.interleave)):
+            if slot is None:
+                turns.append(None)
+                continue
+            owner, row = self.owner(slot), self.row(slot)
+            slots, rows = (span(at, at + self.interleave) for at in (slot, row))
+            turns.append((slots, Cell(owner, color=owner), rows))
+        owners = strip(f"Owners of page 1 ({many(wide, 'slot')})", ("slot", "owner", "row"), turns)
+        return html(told, pages_strip("Both ranges", self.num_pages, sizes), owners)
 
     def _checked_slot(self, slot: int) -> int:
         slot = require_index("widened slot", slot)
@@ -211,3 +239,17 @@ class DcpLayout:
                 f"(num_pages={self.num_pages}, W={self.widened_page_size})"
             )
         return slot
+
+
+def pages_strip(caption: str, num_pages: int, sizes: Mapping[str, int]) -> Table:
+    """Pages 0 (padding, hatched) to ``num_pages``, with what each holds of every named space, whose
+    pages are ``size`` long."""
+    columns: list[tuple[object, ...] | str] = []
+    for page in cut(range(num_pages + 1), 3, 1):
+        if page is None:
+            columns.append(f"... ({num_pages - 3:,} more)")
+            continue
+        ranges = [span(page * size, (page + 1) * size) for size in sizes.values()]
+        cells = [Cell(told, hatched=page == 0, edge=True) for told in ranges]
+        columns.append((page or Cell("0 (padding)", edge=True), *cells))
+    return strip(caption, ("page", *sizes), columns)

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index.layout import DcpLayout, require_rank
-from kvlab.index.reprs import listed, span
-from kvlab.index.shown import rows_html, slots_html
+from kvlab.show import Cell, elements, facts, html, length, listed, span, strip
 
 _FROM_LOCALIZE = object()
 
@@ -144,8 +143,26 @@ class WidenedSlots:
         return f"WidenedSlots({listed(self.ids)}, start={self.start})"
 
     def _repr_html_(self) -> str:
-        """The ids by position, for a notebook cell; waits for nothing."""
-        return slots_html(self.ids, self.start)
+        """The ids by position, with a line before each slot that does not follow the one before
+        it; waits for nothing."""
+        count: object = self.ids.shape[0]  # symbolic where the shape is
+        end = span(self.start, self.start + count) if isinstance(count, int) else f"{count} of them"
+        told = facts(
+            "Widened slots: not rows, localize them first",
+            [("slots", length(self.ids)), ("positions", end), ("device", _place(self.ids))],
+        )
+        columns: list[tuple[object, ...] | None] = []
+        before = None
+        for pair in elements(self.ids) or ():
+            columns.append(None)
+            if pair is not None:
+                at, slot = pair
+                edge = before is None or slot != before + 1
+                columns[-1] = (Cell(self.start + at, edge=edge), Cell(slot, edge=edge))
+                before = slot
+        title = f"The run ({length(self.ids)} slots)"
+        run = [strip(title, ("position", "slot"), columns)] if columns else []
+        return html(told, *run)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -209,8 +226,41 @@ class PhysicalRows:
 
     def _repr_html_(self) -> str:
         """The rows by position, with the borders of pages; waits for nothing."""
-        run = (self.start, self.positions)
-        return rows_html(self.ids, self.source, self.rank, self.layout, run, self.resolved_at)
+        lay, pages = self.layout, self.layout.page_size
+        told: list[tuple[str, object]] = [
+            ("rows", f"{length(self.ids)} of {self.positions:,} positions"),
+            ("positions of all ranks", span(self.start, self.start + self.positions)),
+            ("layout", lay.in_words()),
+            ("device", _place(self.ids)),
+        ]
+        if self.resolved_at is not None:
+            told.append(("looked up in edition", f"{self.resolved_at} of the page table"))
+        title = f"Physical rows of rank {self.rank} of {lay.dcp_size}"
+        ids, source = elements(self.ids), elements(self.source)
+        columns: list[tuple[object, ...] | None] = []
+        before = None
+        for pair, place in zip(ids or (), source or (), strict=False):
+            if pair is None or place is None:
+                columns.append(None)
+                before = None
+                continue
+            row, position = pair[1], self.start + place[1]
+            page, edge = row // pages, row // pages != before
+            shown = Cell(page, hatched=page == 0, edge=edge)
+            columns.append(
+                (Cell(position, edge=edge), Cell(row, color=self.rank, edge=edge), shown)
+            )
+            before = page
+        if not columns:
+            return html(facts(title, told))
+        told.append(("last row", f"{row % pages + 1} of {pages} of its page"))
+        names = ("position", f"r{self.rank} row", "page")
+        return html(facts(title, told), strip(f"The rows ({length(self.ids)})", names, columns))
+
+
+def _place(ids: Tensor) -> str:
+    read = "" if elements(ids) is not None else ", not read"
+    return f"{ids.device}, {str(ids.dtype).removeprefix('torch.')}{read}"
 
 
 def make_rows(

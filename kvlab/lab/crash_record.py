@@ -145,7 +145,7 @@ def write_record(record: CrashRecord, place: Path) -> None:
     folder = Folder(
         place.parent, "a recording is a file that can be written", "name another file with --record"
     )
-    folder.put(place.name, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
+    folder.put(place.name, text)
 
 
 def read_record(place: Path) -> CrashRecord:

@@ -1,16 +1,13 @@
-"""Folders that a study writes to: asked before the work, and a file whole or not at all.
+"""Folders that a study writes to: asked before the work, and a file whole or not at all."""
 
-Worked example: a study with a cache of a full disk says so before its first run, and one that is
-killed while it keeps a run leaves ``<key>.<process>.part``, which nobody reads.
-"""
-
-import os
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvlab.errors import StudyError
+from kvlab.files import clear_leftovers, whole_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +22,16 @@ class Folder:
     instead: str
 
     def require_writable(self) -> None:
-        """Make the folder and write into it; nothing stays."""
+        """Make the folder and write into it; nothing stays, nor what killed writers left."""
         with self._told():
             self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f"{os.getpid()}.part"
-            probe.touch()
-            probe.unlink()
+            clear_leftovers(self.path)
+            tempfile.TemporaryFile(dir=self.path).close()
 
-    def put(self, name: str, write: Callable[[Path], object]) -> None:
-        """The file ``name``, which ``write`` fills under another name; it appears when whole."""
-        part = self.path / f"{name}.{os.getpid()}.part"
-        with self._told():
-            write(part)
-            part.replace(self.path / name)
+    def put(self, name: str, content: str | bytes) -> None:
+        """The file ``name``, whole or not at all; text is UTF-8."""
+        with self._told(), whole_file(self.path / name) as part:
+            part.write_bytes(content.encode() if isinstance(content, str) else content)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -47,8 +41,3 @@ class Folder:
             raise StudyError(
                 f"{self.rule}: {str(self.path)!r} gives {error.strerror or error}; {self.instead}"
             ) from None
-
-
-def cache_folder(path: Path) -> Folder:
-    """A folder in which finished runs are kept."""
-    return Folder(path, "a cache is a folder that can be written", "name another folder, or none")

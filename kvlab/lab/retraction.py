@@ -5,28 +5,20 @@ budget of one *rank* turned into pages by the model's geometry. More ranks hold 
 each token is stored once: capacity grows by exactly c, and retractions stop where the working set
 fits. Every number here is *simulated*: a step has no duration unless arrivals are placed on steps.
 
-Rows are written as they are made and kept under a hash of everything that decides them, the sources
-of the scheduler included, so a study that is killed and started again runs only what is missing.
+Rows are kept as they are made, so a study that is killed and started again runs only what is
+missing: see ``kvlab.lab.keep``.
 """
 
-import hashlib
-import json
-import os
-from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cache as cache_once
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from joblib import Parallel, delayed
 
-import kvlab
-from kvlab.engine.events import simulate
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import NodeConfig, simulate
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
-from kvlab.lab.folders import cache_folder
-from kvlab.lab.kept_rows import read_row, write_row
+from kvlab.lab.keep import Keep, Note, Progress, Values, finished, point_key
 from kvlab.memory import ModelGeometry, geometry, plan_pool
 from kvlab.memory.capacity import gib
 
@@ -46,8 +38,6 @@ _OTHERS = (
     *("finished", "forwards", "decode_tokens", "resumed", "declined_backups", "recomputed_tokens"),
     *("peak_pages", "peak_running", "peak_host_gib", "num_pages", "label"),
 )
-_FIELDS = {*COLUMNS, *_OTHERS}
-Progress = Callable[[int, int], None]
 Model = str | ModelGeometry
 Parameter = str | int | float | list[int] | list[float] | dict[str, int] | None
 
@@ -169,60 +159,28 @@ class RetractionStudy:
         jobs: int | None = None,
         cache: Path | None = None,
         progress: Progress | None = None,
+        note: Note | None = None,
     ) -> pd.DataFrame:
         """One row a point, in the order of ``points``.
 
         Args:
-            jobs: processes (joblib); None takes the cores of this machine.
+            jobs: processes; None takes the cores of this machine.
             cache: folder of finished rows; None keeps none.
             progress: called with (rows done, rows).
+            note: called with a sentence for each row of the cache that is made again.
 
         Errors: StudyError for jobs below 1, or a cache that cannot be written.
 
         Columns: ``COLUMNS``, then finished, forwards, decode_tokens, resumed, declined_backups,
         recomputed_tokens, peak_pages, peak_running, peak_host_gib, num_pages, label ('simulated').
         """
-        if jobs is not None and jobs < 1:
-            raise StudyError(f"jobs counts processes, at least 1: got {jobs}; None takes all cores")
-        if cache is not None:
-            cache_folder(cache).require_writable()  # before the work, not after the first row
-        points = self.points()
-        rows: dict[int, dict[str, object]] = {}
-        for i, (c, budget) in enumerate(points):
-            kept = read_row(cache, self._key(c, budget), _FIELDS)
-            if kept is not None:
-                rows[i] = kept
-        missing = [i for i in range(len(points)) if i not in rows]
-        if progress is not None:
-            progress(len(rows), len(points))
-        for i, row in self._made(missing, points, jobs):
-            rows[i] = row
-            write_row(cache, self._key(*points[i]), row)
-            if progress is not None:
-                progress(len(rows), len(points))
-        table = pd.DataFrame([rows[i] for i in range(len(points))])
-        return table[[*COLUMNS, *_OTHERS]]
-
-    def _made(
-        self, missing: list[int], points: list[tuple[int, float]], jobs: int | None
-    ) -> Iterator[tuple[int, dict[str, object]]]:
-        workers = min(jobs or os.cpu_count() or 1, len(missing))
-        if workers <= 1:
-            for i in missing:
-                yield i, _point(self, *points[i])
-            return
-        pool = Parallel(n_jobs=workers, return_as="generator_unordered")
-        yield from pool(delayed(_numbered)(i, self, *points[i]) for i in missing)
+        work = {self._key(*point): partial(_point, self, *point) for point in self.points()}
+        rows = finished(work, keep=Keep(cache, note), jobs=jobs, progress=progress)
+        return pd.DataFrame([rows[key] for key in work])[[*COLUMNS, *_OTHERS]]
 
     def _key(self, dcp_size: int, budget_gib: float) -> str:
-        facts = {
-            "code": _code_digest(),
-            "digest": self.workload.digest,
-            "model": asdict(geometry(self.model)),
-            "config": asdict(self.config(dcp_size, budget_gib)),
-            "budget": budget_gib,
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+        config = asdict(self.config(dcp_size, budget_gib))
+        return point_key(self.workload.digest, asdict(geometry(self.model)), config, budget_gib)
 
 
 def suggest_budgets(
@@ -251,26 +209,7 @@ def with_restore(study: RetractionStudy, restore: str) -> RetractionStudy:
     return replace(study, restore=restore)
 
 
-@cache_once
-def _code_digest() -> str:
-    """SHA-256 over the sources that decide a row: a changed rule makes its rows anew."""
-    root = Path(kvlab.__file__).parent
-    sources = sorted(
-        p for name in ("index", "memory", "engine") for p in (root / name).rglob("*.py")
-    )
-    digest = hashlib.sha256()
-    for path in [*sources, Path(__file__)]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _numbered(
-    i: int, study: RetractionStudy, dcp_size: int, budget: float
-) -> tuple[int, dict[str, object]]:
-    return i, _point(study, dcp_size, budget)
-
-
-def _point(study: RetractionStudy, dcp_size: int, budget: float) -> dict[str, object]:
+def _point(study: RetractionStudy, dcp_size: int, budget: float) -> Values:
     config = study.config(dcp_size, budget)
     done = simulate(study.workload, config).counters
     # A retracted request holds KV for all its tokens but the newest.

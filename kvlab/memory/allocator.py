@@ -10,6 +10,7 @@ Source: SGLang ``mem_cache/allocator/paged.py``, ``base.py``.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, merge_touching, pages_of_free
 from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
-from kvlab.memory.shown import allocator_html
+from kvlab.show import Cell, cut, facts, html, span, strip
 
 
 class PagedTokenToKVPoolAllocator:
@@ -165,9 +166,19 @@ class PagedTokenToKVPoolAllocator:
         )
 
     def _repr_html_(self) -> str:
-        """Free pages and those handed out, for a notebook cell."""
-        free = self.layout.num_pages - self.used_pages
-        return allocator_html(self.layout, self._is_free, len(self._staged), self.need_sort, free)
+        """Free pages and those handed out, in runs, for a notebook cell."""
+        pages = range(1, self.layout.num_pages + 1)
+        told = [
+            ("layout", self.layout.in_words()),
+            ("pages", f"{len(self._free):,} of {len(pages):,} free"),
+            ("tokens that fit", f"{self.available_size():,} of {self.layout.capacity_tokens:,}"),
+        ]
+        runs = [(free, list(run)) for free, run in groupby(pages, self._is_free.__getitem__)]
+        columns = [
+            run and (span(run[1][0], run[1][-1] + 1), "free" if run[0] else Cell("out", color=0))
+            for run in cut(runs)
+        ]
+        return html(facts("Paged allocator", told), strip("Its pages", ("pages", "state"), columns))
 
     def _take(self, count: int) -> list[int] | None:
         if count > len(self._free):

@@ -15,6 +15,7 @@ from kvlab.errors import BackupError
 from kvlab.index import DcpLayout, PhysicalRows
 from kvlab.memory.arena import HostArena
 from kvlab.memory.transfer import PendingCopy, checksum_of
+from kvlab.show import Cell, elements, facts, html, many, size, span, strip
 
 _DISCARDED = "discarded"
 
@@ -214,6 +215,22 @@ class KvBackup:
             f"checksum={'in flight' if sums is None else repr(checksum_of(sums, self.kv))}, "
             f"page_size={self.page_size})"
         )
+
+    def _repr_html_(self) -> str:
+        """Where it is, and what it holds, for a notebook cell. Waits for nothing."""
+        state = self._spent or ("in flight" if self.made.sums is None else "on the host")
+        told = [
+            ("state", state),
+            ("positions of all ranks", span(self.start, self.start + self.positions)),
+            ("rows of this rank", f"{self.rows:,} of {many(self.positions, 'position')}"),
+            ("copy", f"{size(self.nbytes)} on the host, {self.row_format}, {self.space}"),
+            ("recurrent state", "on the host too" if self.state is not None else "none"),
+            ("layout", self.layout.in_words()),
+        ]
+        held = elements(self.source) or []
+        columns = [pair and (self.start + pair[1], Cell(pair[0], color=self.rank)) for pair in held]
+        rows = strip("Positions that it holds", ("position", "row of the copy"), columns)
+        return html(facts(f"Backup of rank {self.rank} of {self.layout.dcp_size}", told), rows)
 
 
 # What a backup and a place must have in common, and what to do where they differ.

@@ -80,6 +80,10 @@ class HybridLinearKVPool:
     def __repr__(self) -> str:
         return f"HybridLinearKVPool({self.full!r}, {self.state!r}, layers {list(self._dense)})"
 
+    def _repr_html_(self) -> str:
+        """Both pools, for a notebook cell; reads no row and no state."""
+        return self.full._repr_html_() + self.state._repr_html_()
+
     def _dense_id(self, layer: int) -> int:
         if layer not in self._dense:
             raise PoolError(

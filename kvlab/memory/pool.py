@@ -28,7 +28,7 @@ from kvlab.index import (
     owned_elements,
     row_of,
 )
-from kvlab.index.layout import require_index, require_int, require_layout, require_rank
+from kvlab.index.layout import pages_strip, require_index, require_int, require_layout, require_rank
 from kvlab.index.moves import require_targets_once
 from kvlab.index.spaces import as_ids, require_within
 from kvlab.memory.arena import HostArena, default_arena
@@ -36,6 +36,7 @@ from kvlab.memory.backup import KvBackup
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.transfer import HostTransfer, PendingCopy, default_transfer
 from kvlab.ranks import require_rank_here
+from kvlab.show import facts, html, size
 
 _HOST = torch.device("cpu")
 
@@ -230,21 +231,21 @@ class MLATokenToKVPool:
         """
         rows = self._rows_on_host(slots)
         layers, _, elements = self.buffer.shape
-        size = layers * len(rows) * elements * self.buffer.element_size()
+        nbytes = layers * len(rows) * elements * self.buffer.element_size()
         arena = self.host
-        block = arena.take(size)
+        block = arena.take(nbytes)
         if block is None:
             powers = " and powers of two" if arena.pinned else ""
             raise HostFullError(
-                f"a backup must fit the host arena: {size} bytes for {rows.positions} positions of "
-                f"rank {self.rank}, in blocks of {arena.grain}{powers}; {arena.lent_bytes} of "
+                f"a backup must fit the host arena: {nbytes} bytes for {rows.positions} positions "
+                f"of rank {self.rank}, in blocks of {arena.grain}{powers}; {arena.lent_bytes} of "
                 f"{arena.capacity_bytes} bytes are lent; restore or discard backups, or raise "
                 f"capacity_bytes; nothing was changed"
             )
         page_size = self.row_layout.page_size
         try:
             with torch.inference_mode(False):  # bytes may move into it outside of that mode
-                kv = block[:size].view(self.buffer.dtype).view(layers, len(rows), elements)
+                kv = block[:nbytes].view(self.buffer.dtype).view(layers, len(rows), elements)
             made = self.transfer.back_up(self.buffer, rows.ids, kv, page_size)
             backup = KvBackup(
                 layout=self.layout,
@@ -325,6 +326,19 @@ class MLATokenToKVPool:
             f"{self.layers} layers x {self.rows_per_rank} rows x {self.buffer.shape[2]} "
             f"{self.dtype}, {mib:.1f} MiB on {self.device})"
         )
+
+    def _repr_html_(self) -> str:
+        """Sizes and spaces, for a notebook cell; reads no row and waits for nothing."""
+        told = [
+            ("layout", self.layout.in_words()),
+            ("space", f"{self.space}; its ids span {self.write_loc_dcp_span}"),
+            ("a row", self.row_format),
+            ("memory", f"{size(self.buffer.nbytes)} on {self.device}"),
+            ("host", f"{self.host!r}, by {type(self.transfer).__name__}"),
+        ]
+        page_size = self.row_layout.page_size
+        rows = pages_strip("Its rows", self.rows_per_rank // page_size - 1, {"rows": page_size})
+        return html(facts(f"{type(self).__name__} of rank {self.rank}", told), rows)
 
     def _row_space(self) -> tuple[DcpLayout, int]:
         return self.layout, self.rank

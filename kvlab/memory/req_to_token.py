@@ -12,7 +12,7 @@ from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
-from kvlab.memory.shown import table_html
+from kvlab.show import cut, facts, html, strip
 
 
 class ReqToTokenPool:
@@ -126,7 +126,12 @@ class ReqToTokenPool:
 
     def _repr_html_(self) -> str:
         """The rows in use and how long they are, for a notebook cell; reads no slot."""
-        return table_html(self.size, self.max_context, self.req_to_token, self._lens)
+        told = [
+            ("rows in use", f"{len(self._lens):,} of {self.size:,}"),
+            ("positions of a row", f"{self.max_context:,} at most"),
+        ]
+        rows = strip("Rows in use", ("row", "positions"), cut(sorted(self._lens.items())))
+        return html(facts("Request table", told), rows)
 
     def _used(self, req: int) -> tuple[int, int]:
         """(req, positions written) of a row in use. True would pass for 1 and index otherwise."""

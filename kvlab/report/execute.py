@@ -13,10 +13,12 @@ import asyncio
 import copy
 import os
 import re
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -26,11 +28,13 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 from nbformat import NotebookNode
 
 from kvlab.report.kernel import QuietClient, kernel_environment
+from kvlab.report.place import TakenError, held
 from kvlab.report.stamps import ReportError, clean, read_notebook, stamp
 
 CELL_TIMEOUT_S = 60
 ATTEMPTS = 2
 LAST_LINES = 3
+KERNELS = "kvlab-run-"  # how the temporary folder of a run begins
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 
@@ -149,8 +153,10 @@ def execute_all(
         return await asyncio.gather(*map(one, paths, notebooks))
 
     def run() -> list[Outcome]:
-        with tempfile.TemporaryDirectory(prefix="kvlab-kernels-") as home:
-            return asyncio.run(all_of_them(Path(home)))
+        _remove_left_overs()
+        home = Path(tempfile.gettempdir()) / f"{KERNELS}{secrets.token_hex(8)}"
+        with held(home):
+            return asyncio.run(all_of_them(home))
 
     try:
         asyncio.get_running_loop()
@@ -158,6 +164,15 @@ def execute_all(
         return run()
     with ThreadPoolExecutor(1) as other:  # called from a notebook, whose loop is busy with us
         return other.submit(run).result()
+
+
+def _remove_left_overs() -> None:
+    """Remove the folders of kernels whose run was killed: those of ours that nobody holds."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{KERNELS}*"):
+        with suppress(TakenError, OSError):
+            if folder.stat().st_uid == os.geteuid():
+                with held(folder):
+                    pass
 
 
 async def _execute(

@@ -9,10 +9,9 @@ from kvlab.lab.findings import read_findings
 from kvlab.lab.origin import Origin
 from kvlab.report.execute import Outcome
 from kvlab.report.pages import Page
+from kvlab.report.place import FORMAT, files_below
 from kvlab.report.stamps import code_hash
 from kvlab.viz.save import SavedFigure
-
-FORMAT = "kvlab-report-1"
 
 
 def make_manifest(
@@ -52,5 +51,6 @@ def make_manifest(
             for figure in figures
         ],
         "findings": [asdict(f) | {"text": f.text} for f in read_findings(found_in)],
+        "files": files_below(found_in.parent),
         "duration_s": round(monotonic() - start, 2),
     }

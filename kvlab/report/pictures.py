@@ -7,14 +7,13 @@ Beside each picture lies its JSON: title, definition, origin, and the checksum o
 which a test compares.
 """
 
-import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from kvlab.errors import KvlabError
+from kvlab.files import whole_file
 from kvlab.report.options import pictures_parser
 from kvlab.report.place import MANIFEST
 from kvlab.report.stamps import ReportError
@@ -40,11 +39,9 @@ def copy_pictures(report: Path, out: Path) -> list[Path]:
             f"{len(lacking) - 1} more files; run make report with all notebooks"
         )
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".pictures-", dir=out) as half:
-        for name in names:
-            shutil.copyfile(report / "figures" / name, Path(half) / name)
-        for name in names:
-            os.replace(Path(half) / name, out / name)
+    for name in names:
+        with whole_file(out / name) as part:
+            shutil.copyfile(report / "figures" / name, part)
     return [out / name for name in names]
 
 

@@ -12,9 +12,7 @@ that executing again changes a file only where a result changed.
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from nbformat import NotebookNode
 
 import kvlab
 from kvlab.errors import KvlabError
+from kvlab.files import whole_file
 
 FOLDER = "notebooks"
 MAX_NOTEBOOK_BYTES = 400_000
@@ -103,15 +102,8 @@ def write_notebook(notebook: NotebookNode, path: Path) -> int:
     """Replace the file at ``path`` at once; return its size in bytes."""
     text: str = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
     content = (text.rstrip("\n") + "\n").encode()
-    handle, half = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-        os.chmod(half, path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        os.replace(half, path)
-    except BaseException:
-        Path(half).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as part:
+        part.write_bytes(content)
     return len(content)
 
 

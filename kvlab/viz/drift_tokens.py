@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from kvlab.engine.result import Event
+from kvlab.engine import Event
 from kvlab.errors import StudyError
 from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
 from kvlab.lab.drift.tables import MARGIN

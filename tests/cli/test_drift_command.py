@@ -15,6 +15,7 @@ from kvlab.lab.drift import DTYPES, NAMES, default_prompts, read_study
 from kvlab.lab.drift import study as study_module
 from kvlab.lab.drift.results import SUMMARY
 from kvlab.lab.drift.study import DriftStudy, Task
+from kvlab.lab.keep import Values
 from tests.cli.conftest import Run, Start
 from tests.lab.drift.tiny_study import prompts_file, save_checkpoint
 
@@ -184,7 +185,7 @@ def test_files_are_asked_for_before_the_work(
 def test_a_damaged_run_is_named_and_the_answer_is_the_same(run: Run, words: list[object]) -> None:
     before = run(*words, "--csv", "-").out
     cache = Path(str(words[words.index("--cache") + 1]))
-    damaged = min(cache.glob("*.npz"))
+    damaged = min(cache.glob("*.kept"))
     damaged.write_bytes(b"not a run")
     done = run(*words, "--csv", "-")
     assert done.out == before
@@ -199,12 +200,12 @@ def test_an_interrupted_study_says_where_its_runs_are_and_goes_on(
     process = start(*mine)
     deadline = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < deadline:
-        if len(list(cache.glob("*.npz"))) >= 3:
+        if len(list(cache.glob("*.kept"))) >= 3:
             process.send_signal(signal.SIGINT)
             break
         time.sleep(0.02)
     _, err = process.communicate(timeout=60)
-    kept = len(list(cache.glob("*.npz")))
+    kept = len(list(cache.glob("*.kept")))
     assert kept >= 3
     if process.returncode:  # it may just have ended
         assert process.returncode == 130
@@ -212,11 +213,11 @@ def test_an_interrupted_study_says_where_its_runs_are_and_goes_on(
     made: list[Task] = []
     make = study_module._make
 
-    def count(study: DriftStudy, task: Task, folder: Path) -> Task:
+    def count(study: DriftStudy, task: Task, reference: Values | None) -> Values:
         made.append(task)
-        return make(study, task, folder)
+        return make(study, task, reference)
 
     monkeypatch.setattr(study_module, "_make", count)
     assert run(*mine, "--csv", "-").out == run(*words, "--csv", "-").out
-    study_size = len(list(cache.glob("*.npz")))
+    study_size = len(list(cache.glob("*.kept")))
     assert len(made) == study_size - kept

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvlab.engine.events import simulate
+from kvlab.engine import simulate
 from kvlab.engine.workload import Workload, default_workload, load_trace
 from kvlab.lab import retraction as study_module
 from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
@@ -273,11 +273,11 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
     sizes = [str(c) for c in range(1, 301)]  # far more than it can do before the kill
     words = ["retraction", "--limit", 400, "--budgets", "0.5", "--cache", tmp_path]
     with start(*words, "--dcp-sizes", ",".join(sizes), "--jobs", 1) as process:
-        while process.poll() is None and len(list(tmp_path.glob("*.json"))) < 2:
+        while process.poll() is None and len(list(tmp_path.glob("*.kept"))) < 2:
             time.sleep(0.01)
         process.kill()
         assert process.wait() == -signal.SIGKILL
-    kept = len(list(tmp_path.glob("*.json")))
+    kept = len(list(tmp_path.glob("*.kept")))
     assert kept >= 2
 
     seen = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvlab import ops
-from kvlab.engine.cells import FingerprintCells
+from kvlab.engine import FingerprintCells
 from kvlab.errors import HostFullError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 

@@ -18,7 +18,14 @@ DIRECT = [Requirement(line) for line in PROJECT["dependencies"]]
 DEV = [Requirement(line) for line in PROJECT["optional-dependencies"]["dev"]]
 
 # Core dependencies that no module imports, each with what uses it.
-TOOLS = {"jupyterlab": "make lab", "safetensors": "transformers, for checkpoints without pickle"}
+TOOLS = {
+    "furo": "Sphinx, as its theme",
+    "jupyterlab": "make lab",
+    "myst-nb": "Sphinx, as its reader",
+    "safetensors": "transformers, for checkpoints without pickle",
+    "sphinx": "the site, which is being moved to it",
+    "typer": "the command line, which is being moved to it",
+}
 MAX_LINES = 300
 
 # A path of one machine, and the host of a package registry. Neither matches its own text.

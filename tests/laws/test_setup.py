@@ -9,14 +9,15 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = (
-    *("awk", "bash", "cat", "cp", "cut", "df", "dirname", "env", "find", "grep", "kill", "ls"),
-    *("make", "mkdir", "mv", "rm", "sha256sum", "shasum", "tail"),
+    *("awk", "bash", "cat", "cp", "cut", "df", "dirname", "env", "find", "flock", "grep", "kill"),
+    *("ls", "make", "mkdir", "mv", "rm", "sleep", "sha256sum", "shasum", "tail"),
 )
 
 # `-m venv DIR` copies itself into DIR; `-m pip` prints $PIP_SAYS and leaves with $PIP_EXIT, or
@@ -28,6 +29,7 @@ case "$1 $2" in
     "-m venv") mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
     "-m pip")
         echo "$*" >>calls
+        sleep "${PIP_TAKES:-0}"
         if [ -n "$PIP_KILLS" ]; then kill -KILL "$PPID"; fi
         echo "$PIP_SAYS"
         exit "${PIP_EXIT:-0}" ;;
@@ -143,6 +145,16 @@ def test_an_update_that_pip_refuses_is_tried_again_in_place(checkout: Checkout) 
     (checkout.root / "constraints.txt").write_text("torch==2.9.0\n")
     assert checkout.run(PIP_EXIT="1").returncode == 1
     assert "the pins changed" in checkout.run().stdout
+
+
+def test_of_two_set_ups_at_once_the_second_waits_and_installs_nothing(checkout: Checkout) -> None:
+    with ThreadPoolExecutor(2) as both:
+        asked = [both.submit(checkout.run, PIP_TAKES="0.5") for _ in range(2)]
+        done = [one.result() for one in asked]
+    assert [one.returncode for one in done] == [0, 0]
+    assert len(checkout.pip_calls()) == 2
+    told = "kvlab: another set-up is under way in this folder; waiting for it\n"
+    assert sorted((one.stdout != "", one.stderr) for one in done) == [(False, told), (True, "")]
 
 
 def test_a_folder_that_somebody_else_made_is_left_alone(checkout: Checkout) -> None:

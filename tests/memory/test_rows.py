@@ -31,14 +31,14 @@ def gather_rows(buffer: torch.Tensor, rows: torch.Tensor, out: torch.Tensor, pag
     """As a pool backs up: all layers into ``out`` ``(layers, m, e)``; the checksum."""
     blocks = ops.summed_rows(page)
     sums = torch.zeros(len(out), -(-out.shape[1] // blocks), dtype=torch.int64)
-    flat, how = out.view(-1, out.shape[2]), {"block_rows": blocks, "page_size": page}
-    ops.gather_rows(buffer, rows, flat, sums=sums, **how)
+    flat = out.view(-1, out.shape[2])
+    ops.gather_rows(buffer, rows, flat, sums=sums, block_rows=blocks, page_size=page)
     return checksum_of(sums, out)
 
 
 def scatter_rows(buffer: torch.Tensor, rows: torch.Tensor, host: torch.Tensor, page: int) -> None:
-    flat, how = host.view(-1, host.shape[2]), {"block_rows": ops.summed_rows(page)}
-    ops.scatter_rows(buffer, rows, flat, page_size=page, **how)
+    flat, blocks = host.view(-1, host.shape[2]), ops.summed_rows(page)
+    ops.scatter_rows(buffer, rows, flat, block_rows=blocks, page_size=page)
 
 
 def checksum(host: torch.Tensor, page: int) -> str:

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab import ops
+from kvlab.engine import FingerprintCells, NodeConfig, StepNode
+from kvlab.engine.workload import Request
 from kvlab.errors import BackupError, LayoutError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
@@ -343,6 +345,42 @@ def test_a_stream_that_does_not_wait_for_staging_spoils_copies_in_some_orders(
         if restoring:
             spoilt += not torch.equal(bits(pool.buffer), bits(twin.buffer))
     assert spoilt == 0 if deaf is None else spoilt > 10
+
+
+# --- a whole node ---------------------------------------------------------------------------------
+
+CONFIG = NodeConfig(DcpLayout(dcp_size=4, page_size=4, num_pages=12), reserved_decode_tokens=16)
+REQUESTS = tuple(Request(i, 0.0, 16, 64) for i in range(4))
+
+
+def cells(seed: int | None, room: int, host_bytes: int | None = None) -> FingerprintCells:
+    how: dict[str, Any] = {"transfer": lambda: late(seed, room), "wait": False}
+    return FingerprintCells(CONFIG.layout, layers=2, host_bytes=host_bytes, **how)
+
+
+@pytest.mark.parametrize("host_bytes", [None, 0, 4096])
+@pytest.mark.parametrize(("seed", "room"), [(None, 100), (3, 40), (4, 10_000)])
+def test_the_node_does_what_one_with_copies_at_once_does(
+    seed: int | None, room: int, host_bytes: int | None
+) -> None:
+    held = cells(seed, room, host_bytes)
+    node = StepNode(CONFIG, held, check_every_step=True)
+    result = node.run(REQUESTS)
+    plain = FingerprintCells(CONFIG.layout, layers=2, host_bytes=host_bytes)
+    assert result == StepNode(CONFIG, plain, check_every_step=True).run(REQUESTS)
+    assert result.counters.retracted_requests + result.counters.declined_backups > 0
+    assert node.audit() == held.audit() == []
+    assert [pool.host.lent_bytes for pool in held.pools] == [0] * 4
+
+
+def test_rows_that_are_written_over_in_flight_are_seen_at_the_first_restore(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = cells(None, 100)
+    for pool in held.pools:
+        monkeypatch.setattr(pool, "before_write", lambda: None)
+    with pytest.raises(PoolError, match=r"rank \d, layer 0, row \d+ holds \(request, position, l"):
+        StepNode(CONFIG, held, check_every_step=True).run(REQUESTS)
 
 
 # --- failures -------------------------------------------------------------------------------------

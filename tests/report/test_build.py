@@ -14,6 +14,7 @@ from kvlab.report import NotebookFailed, Report, ReportError, add_arguments, bui
 from kvlab.report import build as module
 from kvlab.report.execute import Progress
 from kvlab.report.offline import external_loads
+from kvlab.report.place import FORMAT
 from kvlab.viz.save import figure_registry
 
 from .conftest import FAILING, GOOD
@@ -136,7 +137,8 @@ def old(tmp_path: Path) -> Path:
     """A folder that holds an earlier report."""
     folder = tmp_path / "report"
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    manifest = {"format": FORMAT, "files": ["old.txt"]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "old.txt").write_text("old")
     return folder
 
@@ -186,29 +188,6 @@ def test_a_disk_that_fills_up_leaves_the_old_report(
     assert (old / "old.txt").exists()
 
 
-def bad_places(tmp_path: Path) -> dict[str, tuple[Path, str]]:
-    """Places for a report that are of no use, each with what the error says."""
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("x")
-    return {
-        "a file": (tmp_path / "file", "a report is a folder: .*file is a file; name another place"),
-        "below a file": (tmp_path / "file" / "x", "cannot be written to .*; name another place"),
-        "other work": (tmp_path / "mine", "holds other files and no manifest.json; name an empty"),
-    }
-
-
-@pytest.mark.parametrize("place", ["a file", "below a file", "other work"])
-def test_a_place_of_no_use_is_refused_before_anything_runs(
-    make: Make, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "execute_all", lambda *a, **k: pytest.fail("a notebook was run"))
-    out, message = bad_places(tmp_path)[place]
-    with pytest.raises(ReportError, match=message):
-        build_report(out, notebooks=[make("01_sum", *GOOD)])
-    assert not out.is_dir() or [p.name for p in out.iterdir()] == ["thesis.txt"]
-
-
 @pytest.mark.parametrize(
     ("trace", "reason"), [("nowhere.csv", "No such file"), (".", "Is a directory")]
 )
@@ -238,7 +217,7 @@ def test_the_command_prints_the_manifest_and_ends_well(
     here = ["--out", str(tmp_path / "r"), "--notebooks", str(make("01_sum", *GOOD))]
     assert run(parsed(*here, "--json", "--jobs", "1")) == 0
     captured = capsys.readouterr()
-    assert json.loads(captured.out)["format"] == "kvlab-report-1"
+    assert json.loads(captured.out)["format"] == FORMAT
     assert captured.err.startswith("[1/1] 01_sum: ")
 
 

@@ -122,7 +122,7 @@ def test_the_kernel_is_this_python_with_folders_of_its_own(make: Make, tmp_path:
     assert python == sys.executable
     assert Path(folder) == (tmp_path / "notebooks").resolve()
     assert Path(figures) == (tmp_path / "figures").resolve()
-    assert homes.count("kvlab-kernels-") == 2
+    assert homes.count("kvlab-run-") == 2
 
 
 @pytest.mark.notebook

@@ -5,8 +5,7 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import CountingNode, NodeConfig
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from kvlab.lab.drift.conditions import CONDITIONS, Condition
@@ -26,7 +25,7 @@ def run(known: Condition, size: int, dtype: str) -> RunData:
     forced = 3 if known.schedule == "forced" else None
     config = NodeConfig(DcpLayout(size, 4, 400), concurrency=None, max_running=8,
                         reserved_decode_tokens=8, force_retract_interval=forced)  # fmt: skip
-    events = EventNode(config).run(REQUESTS, record=True).events
+    events = CountingNode(config).run(REQUESTS, record=True).events
     back = {e.rid: e.tokens + 1 - PROMPTS[e.rid] for e in events if e.kind == "resume"}
     rng = np.random.default_rng(0)
     acts = known.defect is not None and known.defect.can_act(size)

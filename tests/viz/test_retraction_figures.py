@@ -7,8 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import CountingNode, NodeConfig
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from kvlab.lab.origin import Origin
@@ -57,7 +56,7 @@ def run() -> tuple[pd.DataFrame, pd.DataFrame]:
     layout = DcpLayout(4, 4, 32)
     config = NodeConfig(layout, reserved_decode_tokens=16)
     requests = [Request(rid, 0.0, 16, 192) for rid in range(4)]
-    table = intervals(EventNode(config).run(requests, record=True).events)
+    table = intervals(CountingNode(config).run(requests, record=True).events)
     return table, pool_fill(table, layout)
 
 

@@ -118,8 +118,8 @@ class CopyBench:
         rows = self.pool.resolve(WidenedSlots(self.ids[run])).ids
         shape = (self.case.layers, self.case.rows, self.pool.buffer.shape[2])
         out = self.block.view(self.pool.buffer.dtype).view(shape)
-        flat, how = out.view(-1, shape[2]), {"block_rows": BLOCK_ROWS, "page_size": PAGE_SIZE}
-        gather_rows(self.pool.buffer, rows, flat, **how)
+        flat, size = out.view(-1, shape[2]), PAGE_SIZE
+        gather_rows(self.pool.buffer, rows, flat, block_rows=BLOCK_ROWS, page_size=size)
         return out
 
     def restore(self, backup: KvBackup, run: int) -> None:
@@ -129,8 +129,8 @@ class CopyBench:
     def restore_unverified(self, backup: KvBackup, run: int) -> None:
         """The scatter alone; the checksum is not looked at."""
         rows = self.pool.resolve(WidenedSlots(self.ids[run])).ids
-        flat, how = backup.kv.flatten(0, 1), {"block_rows": BLOCK_ROWS, "page_size": PAGE_SIZE}
-        scatter_rows(self.pool.buffer, rows, flat, **how)
+        flat, size = backup.kv.flatten(0, 1), PAGE_SIZE
+        scatter_rows(self.pool.buffer, rows, flat, block_rows=BLOCK_ROWS, page_size=size)
 
     def restore_upstream(self, copies: upstream.Chunks, run: int) -> None:
         """Upstream's loop, rows taken by the unchecked stride."""

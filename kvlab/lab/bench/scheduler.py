@@ -13,9 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import kvlab
-from kvlab.engine.events import simulate
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import NodeConfig, StepNode, simulate
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,

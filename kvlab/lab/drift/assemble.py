@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from kvlab.lab.drift.cache import Arrays
 from kvlab.lab.drift.conditions import Condition
 from kvlab.lab.drift.events import events_of
 from kvlab.lab.drift.prompts import Prompts
@@ -17,9 +16,10 @@ from kvlab.lab.drift.tables import (
     summary_row,
     token_rows,
 )
+from kvlab.lab.keep import Values
 
 #: Arrays by (view, condition or "reference", DCP size, dtype); None where none was run.
-Find = Callable[[str, str, int, str], Arrays | None]
+Find = Callable[[str, str, int, str], Values | None]
 Point = tuple[Condition, int, str]
 #: The run whose events and tokens are kept, the first of these that was run; c as near 4 as any.
 TIMELINE = ("forced_before_fix", "forced_fixed", "no_retraction")
@@ -85,7 +85,7 @@ def _cut(tokens: "np.ndarray", lengths: "np.ndarray") -> tuple[tuple[int, ...], 
     )
 
 
-def _tokens(reference: Arrays | None, find: Find) -> tuple[tuple[int, ...], ...] | None:
+def _tokens(reference: Values | None, find: Find) -> tuple[tuple[int, ...], ...] | None:
     return None if reference is None else _cut(reference["token"], reference["length"])
 
 

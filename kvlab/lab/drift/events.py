@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvlab.engine.result import Event, EventKind
+from kvlab.engine import Event, EventKind
 
 KINDS: tuple[EventKind, ...] = ("arrive", "admit", "retract", "resume", "finish", "abort")
 

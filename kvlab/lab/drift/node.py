@@ -9,7 +9,7 @@ rows of a rank, so that code which takes ids for rows raises nothing, when (u + 
 that is N + 1 >= c (u + 1). "forced" and "calm" pools are that large at every c.
 """
 
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import NodeConfig
 from kvlab.index import DcpLayout
 from kvlab.lab.drift.conditions import Condition
 from kvlab.lab.drift.prompts import STEP_S, Prompts

@@ -14,7 +14,6 @@ never reached, a view that was not run. It reads back as NaN.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -87,7 +86,7 @@ def write_study(study: Study, folder: Path) -> None:
     }
     texts["origin.json"] = json.dumps(study.origin, indent=1, allow_nan=False) + "\n"
     for name, text in texts.items():
-        place.put(name, partial(Path.write_text, data=text, encoding="utf-8", newline="\n"))
+        place.put(name, text)
 
 
 def require_writable(folder: Path) -> None:

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvlab.engine import StepNode
 from kvlab.engine.model import (
     Forced,
     Greedy,
@@ -30,7 +31,6 @@ from kvlab.engine.model import (
     ShardedModel,
     load_model,
 )
-from kvlab.engine.scheduler import StepNode
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.drift.cells import CELLS, MERGES, Verified
 from kvlab.lab.drift.conditions import Condition, condition

@@ -11,37 +11,26 @@ study that is killed goes on where it stopped. Importing this module imports tra
 import hashlib
 import json
 import math
-import os
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from joblib import Parallel, delayed
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift.assemble import assemble
-from kvlab.lab.drift.cache import Arrays, Note, RunCache, code_digest, model_digest, weights_digest
+from kvlab.lab.drift.cache import model_digest, weights_digest
 from kvlab.lab.drift.conditions import DTYPES, NAMES, Condition, condition
 from kvlab.lab.drift.prompts import Prompts
 from kvlab.lab.drift.results import Study
 from kvlab.lab.drift.run import Reference, Setting, forced_run, free_run, reference_run
+from kvlab.lab.keep import Keep, Note, Progress, Values, finished, point_key
 from kvlab.lab.origin import collect_origin
 
-Progress = Callable[[int, int], None]
 VIEWS = ("forced", "free")
 #: Most requests at once; the stored ones come about every third forward and reach 17.
 RUNNING, MOST_RANKS = 20, 256
-_NAMES = {
-    "reference": frozenset({"token", "logprob", "logprobs", "length"}),
-    "forced": frozenset({"logprob", "kl", "rank", "events", "restores"}),
-    "free": frozenset({"token", "logprob", "events"}),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,114 +174,66 @@ class DriftStudy:
 
         Errors: StudyError for jobs below 1 or a cache that cannot be written; as ``load_model``.
         """
-        if jobs is not None and jobs < 1:
-            raise StudyError(f"jobs counts processes, at least 1: got {jobs}; None takes all cores")
-        with _folder(cache) as folder:
-            kept = RunCache(folder)
-            first, rest = self.tasks()
-            total = len(first) + len(rest)
-            done = 0
-            arrays: dict[Task, Arrays] = {}
-            for stage in (first, rest):
-                missing = []
-                for task in stage:
-                    found = kept.read(self._key(task), _names(task), note)
-                    if found is None:
-                        missing.append(task)
-                    else:
-                        arrays[task] = found
-                done += len(stage) - len(missing)
-                if progress is not None:
-                    progress(done, total)
-                for task in self._made(missing, folder, jobs):
-                    made = kept.read(self._key(task), _names(task))
-                    assert made is not None  # written by the worker just now
-                    arrays[task] = made
-                    done += 1
-                    if progress is not None:
-                        progress(done, total)
+        keep = Keep(cache, note)
+        first, rest = self.tasks()
+        told = progress or (lambda done, total: None)
+        total = len(first) + len(rest)
+        runs = finished(
+            {self._key(task): partial(_make, self, task, None) for task in first},
+            keep=keep,
+            jobs=jobs,
+            progress=lambda done, _: told(done, total),
+        )
+        references = {task.dtype: runs[self._key(task)] for task in first if task.view == "forced"}
+        runs |= finished(
+            {
+                self._key(task): partial(
+                    _make, self, task, references[task.dtype] if task.view == "forced" else None
+                )
+                for task in rest
+            },
+            keep=keep,
+            jobs=jobs,
+            progress=lambda done, _: told(len(first) + done, total),
+        )
+
+        def find(view: str, name: str, dcp_size: int, dtype: str) -> Values | None:
+            return runs.get(self._key(Task(view, name, dcp_size, dtype)))
+
         origin = collect_origin(command, self.seed, self.parameters(), "cpu").as_dict()
-        return assemble(self.points(), self._find(arrays), self.prompts, origin)
-
-    def _find(self, arrays: dict[Task, Arrays]) -> Callable[[str, str, int, str], Arrays | None]:
-        """Arrays by (view, condition or "reference", DCP size, dtype); None where none was run."""
-        shared = {
-            (task.view, _runs_as(task.name), task.dcp_size, task.dtype): found
-            for task, found in arrays.items()
-        }
-        return lambda view, name, c, dtype: shared.get((view, _runs_as(name), c, dtype))
-
-    def _made(self, missing: list[Task], folder: Path, jobs: int | None) -> Iterator[Task]:
-        workers = min(jobs or os.cpu_count() or 1, len(missing))
-        if workers <= 1:
-            for task in missing:
-                yield _make(self, task, folder)
-            return
-        pool = Parallel(n_jobs=workers, return_as="generator_unordered")
-        with warnings.catch_warnings():
-            # The first bfloat16 operation of a process takes 300 MB, for which joblib replaces it.
-            warnings.filterwarnings("ignore", message="A worker stopped")
-            yield from pool(delayed(_make)(self, task, folder) for task in missing)
+        return assemble(self.points(), find, self.prompts, origin)
 
     def _key(self, task: Task) -> str:
-        facts = [*self._facts, task.view, _runs_as(task.name), task.dcp_size, task.dtype]
         # Neither what was drawn nor its reference depends on anything else.
-        facts += [self.seed, self.temperature] if task.view == "free" else []
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+        drawn = [self.seed, self.temperature] if task.view == "free" else []
+        runs_as = task.name if task.name == "reference" else condition(task.name).runs_as
+        return point_key(*self._facts, task.view, runs_as, task.dcp_size, task.dtype, *drawn)
 
     @cached_property
     def _facts(self) -> list[object]:
         prompts = hashlib.sha256(json.dumps(self.prompts.tokens).encode()).hexdigest()
-        return [
-            *(code_digest(), model_digest(Path(self.model))),
-            *(prompts, self.prompts.workload.digest, RUNNING),
-        ]
+        return [model_digest(Path(self.model)), prompts, self.prompts.workload.digest, RUNNING]
 
 
-def _names(task: Task) -> frozenset[str]:
-    return _NAMES["reference" if task.name == "reference" else task.view]
-
-
-def _runs_as(name: str) -> str:
-    return name if name == "reference" else condition(name).runs_as
-
-
-@contextmanager
-def _folder(cache: Path | None) -> Iterator[Path]:
-    if cache is not None:
-        yield cache
-    else:
-        with TemporaryDirectory() as made:
-            yield Path(made)
-
-
-def _make(study: DriftStudy, task: Task, folder: Path) -> Task:
-    """Make one run and keep it; in a process of its own, or in this one."""
+def _make(study: DriftStudy, task: Task, reference: Values | None) -> Values:
+    """Make one run, in one thread; ``reference``: the one of a run of the forced view."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        RunCache(folder).write(study._key(task), _arrays(study, task, folder))
+        return _arrays(study, task, reference)
     finally:
         torch.set_num_threads(threads)
-    return task
 
 
-def _arrays(study: DriftStudy, task: Task, folder: Path) -> Arrays:
+def _arrays(study: DriftStudy, task: Task, reference: Values | None) -> Values:
     if task.name == "reference":
-        reference, arrays = reference_run(study.setting, task.dtype, task.view)
-        lengths = np.array([len(output) for output in reference.tokens], np.int32)
-        return {**arrays, "logprobs": reference.logprobs.numpy(), "length": lengths}
+        made, arrays = reference_run(study.setting, task.dtype, task.view)
+        lengths = np.array([len(output) for output in made.tokens], np.int32)
+        return {**arrays, "logprobs": made.logprobs.numpy(), "length": lengths}
     known = condition(task.name)
-    if task.view == "free":
+    if reference is None:
         return free_run(study.setting, known, task.dcp_size, task.dtype)
-    key = study._key(Task("forced", "reference", 1, task.dtype))
-    found = _reference(folder / f"{key}.npz")
+    cuts = np.cumsum(reference["length"])[:-1]
+    outputs = tuple(tuple(part.tolist()) for part in np.split(reference["token"], cuts))
+    found = Reference(outputs, torch.from_numpy(reference["logprobs"]))
     return forced_run(study.setting, known, task.dcp_size, task.dtype, found)
-
-
-@lru_cache(maxsize=3)
-def _reference(path: Path) -> Reference:
-    with np.load(path, allow_pickle=False) as kept:
-        cuts = np.cumsum(kept["length"])[:-1]
-        outputs = tuple(tuple(part.tolist()) for part in np.split(kept["token"], cuts))
-        return Reference(outputs, torch.from_numpy(kept["logprobs"]))

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kvlab.engine.result import Event
+from kvlab.engine import Event
 from kvlab.lab.drift.metrics import (
     REPEATS,
     edit_distance,

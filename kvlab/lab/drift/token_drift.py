@@ -12,26 +12,23 @@ is 3.1e-6 nats off.
 import argparse
 import json
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from kvlab.errors import StudyError
-from kvlab.lab.drift.cache import RunCache
 from kvlab.lab.drift.events import events_of
 from kvlab.lab.drift.prompts import default_prompts
 from kvlab.lab.drift.tables import restores
 from kvlab.lab.folders import Folder
+from kvlab.lab.keep import Keep
 from kvlab.lab.origin import collect_origin
 from kvlab.memory.published import data_path
 
 COLUMNS = ("condition", "dcp_size", "dtype", "rid", "restored_at", "tokens", "abs_dlogprob")
 NAME, ABOUT = "token_drift.csv", "token_drift.json"
 REQUESTS = 12
-REFERENCE = frozenset({"token", "logprob", "logprobs", "length"})
-FORCED = frozenset({"logprob", "kl", "rank", "events", "restores"})
 COMMAND = "python -m kvlab.lab.drift.token_drift"
 
 
@@ -71,12 +68,12 @@ def make_token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.D
 
     study = DriftStudy(model, default_prompts(), views=("forced",))
     study.run(cache=cache)
-    kept = RunCache(cache)
+    kept = Keep(cache)
     prompts = [request.prompt_tokens for request in study.prompts.workload.requests]
     rows = []
     for known, c, dtype in study.points():
-        reference = kept.read(study._key(Task("forced", "reference", 1, dtype)), REFERENCE)
-        run = kept.read(study._key(Task("forced", known.name, c, dtype)), FORCED)
+        reference = kept.read(study._key(Task("forced", "reference", 1, dtype)))
+        run = kept.read(study._key(Task("forced", known.name, c, dtype)))
         assert reference is not None and run is not None  # both were run just now
         cuts = np.cumsum(reference["length"].astype(np.int64))[:-1]
         drift = np.abs(run["logprob"].astype(np.float64) - reference["logprob"].astype(np.float64))
@@ -121,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         (NAME, table.to_csv(index=False, lineterminator="\n")),
         (ABOUT, json.dumps(origin, indent=1) + "\n"),
     ):
-        place.put(name, partial(Path.write_text, data=text, encoding="utf-8", newline="\n"))
+        place.put(name, text)
     return 0
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from random import Random
 
-from kvlab.engine.policy import NewTokenRatio, NodeConfig, victim_key
+from kvlab.engine import NewTokenRatio, NodeConfig, victim_key
 from kvlab.index import DcpLayout
 from kvlab.teach import draw
 from kvlab.teach.checking import Inputs

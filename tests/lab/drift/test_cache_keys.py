@@ -28,8 +28,3 @@ def test_large_weights_that_differ_in_their_middle_are_another_model(
     path.write_bytes(weights + b"\0")
     found.add(cache.model_digest(tmp_path))
     assert len(found) == 8
-
-
-@pytest.mark.parametrize("module", ["cells", "events", "node", "prompts", "run", "metrics"])
-def test_every_module_that_makes_a_run_is_in_its_key(module: str) -> None:
-    assert f"{module}.py" in cache._OWN

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from kvlab.engine.events import EventNode
+from kvlab.engine import CountingNode
 from kvlab.lab.drift.conditions import condition
 from kvlab.lab.drift.node import node_config
 from kvlab.lab.drift.prompts import Prompts, default_prompts
@@ -14,7 +14,7 @@ RUNNING = 20
 
 def counts(prompts: Prompts, name: str, dcp_size: int) -> Counter[str]:
     config = node_config(condition(name), dcp_size, prompts, RUNNING)
-    return Counter(e.kind for e in EventNode(config).run(prompts.workload, record=True).events)
+    return Counter(e.kind for e in CountingNode(config).run(prompts.workload, record=True).events)
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])

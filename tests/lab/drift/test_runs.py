@@ -10,9 +10,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import Forced, ModelCells, Prefilled, ShardedModel, load_model
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
 from kvlab.lab.drift import run as run_module
 from kvlab.lab.drift.conditions import Condition, condition
 from kvlab.lab.drift.defects import DEFECTS

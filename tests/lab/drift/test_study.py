@@ -17,6 +17,7 @@ from kvlab.lab.drift.prompts import Prompts
 from kvlab.lab.drift.results import EVENTS, POSITIONS, REQUESTS, SUMMARY, TOKENS
 from kvlab.lab.drift.study import DriftStudy, Task
 from kvlab.lab.drift.tables import MARGIN
+from kvlab.lab.keep import Values
 
 FRAMES = ("summary", "requests", "positions", "events", "tokens")
 
@@ -144,12 +145,12 @@ def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
 
     with pytest.raises(KeyboardInterrupt):
         planned.run(jobs=1, cache=tmp_path, progress=kill)
-    assert len(list(tmp_path.glob("*.npz"))) == 7
+    assert len(list(tmp_path.glob("*.kept"))) == 7
     made: list[Task] = []
 
-    def count(study: DriftStudy, task: Task, folder: Path) -> Task:
+    def count(study: DriftStudy, task: Task, reference: Values | None) -> Values:
         made.append(task)
-        return make(study, task, folder)
+        return make(study, task, reference)
 
     make = study_module._make
     monkeypatch.setattr(study_module, "_make", count)
@@ -164,7 +165,7 @@ def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
 def test_a_damaged_file_is_named_and_made_again(
     planned: DriftStudy, done: Study, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = sorted(kept.glob("*.npz"))[:3]
+    broken = sorted(kept.glob("*.kept"))[:3]
     whole = [path.read_bytes() for path in broken]
     broken[0].write_bytes(whole[0][: len(whole[0]) // 2])
     broken[1].write_bytes(b"")
@@ -175,7 +176,7 @@ def test_a_damaged_file_is_named_and_made_again(
     assert sorted(note.split()[0] for note in notes) == [path.name for path in broken]
     assert all("is damaged" in note and "is made again" in note for note in notes)
     assert equal(again, done)
-    monkeypatch.setattr(study_module, "_make", None)  # now there is nothing to make
+    monkeypatch.setattr(study_module, "_make", lambda *_: pytest.fail("nothing is missing"))
     assert equal(planned.run(jobs=1, cache=kept), done)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvlab.engine.result import Event
+from kvlab.engine import Event
 from kvlab.lab.drift.events import as_array, events_of
 from kvlab.lab.drift.tables import (
     RunData,

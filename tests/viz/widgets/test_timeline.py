@@ -2,8 +2,7 @@
 
 import pytest
 
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.errors import StudyError
 from kvlab.lab.node_walk import RESERVE, node_walk, requests
 from kvlab.viz.widgets import retraction_timeline, retraction_timeline_figure

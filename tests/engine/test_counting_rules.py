@@ -7,15 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvlab.engine.events import simulate
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import (
-    ABORT_HOST_FULL,
-    ABORT_LAST,
-    ABORT_NO_RESUME,
-    ABORT_TOO_LARGE,
-    RunResult,
-)
+from kvlab.engine import CountingNode, NodeConfig, RunResult
+from kvlab.engine.result import ABORT_HOST_FULL, ABORT_LAST, ABORT_NO_RESUME, ABORT_TOO_LARGE
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from tests.engine.reference_node import reference
@@ -31,7 +24,7 @@ def served(
         DcpLayout(dcp, page, pages), **{"reserved_decode_tokens": 0, "step_time_s": 1.0, **rules}
     )
     requests = [Request(rid, *row) for rid, row in enumerate(rows)]
-    result = simulate(requests, config, record=True)
+    result = CountingNode(config).run(requests, record=True)
     assert result == reference(requests, config)
     return result
 
@@ -189,7 +182,8 @@ def test_nobody_is_aborted_for_the_charge_of_one_that_finished_on_entering() -> 
 
 
 def test_a_newcomer_enters_as_soon_as_the_promise_to_the_running_allows() -> None:
-    # The example in event_gate.py: 4 of the 8 tokens at step 1, when the newcomer asks first.
+    # The one that runs holds 18 tokens of 80 and may reach 94, so it is promised 76. A newcomer
+    # of 4 tokens needs a page of 8 and finds 4; four forwards later it finds 8.
     result = served([(0.0, 16, 78), (1.0, 4, 20)], page=8, pages=13)
     assert steps(result, "admit") == [(0, 0), (5, 1)]
 

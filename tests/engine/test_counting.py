@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine.events import EventNode, simulate
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import ABORT_HOST_FULL, ABORT_NO_RESUME, RunResult
+from kvlab.engine import CountingNode, NodeConfig, RunResult
+from kvlab.engine.result import ABORT_HOST_FULL, ABORT_NO_RESUME
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,
@@ -82,13 +81,13 @@ def workloads(draw: st.DrawFn) -> tuple[Request, ...]:
 def test_jumping_gives_the_result_of_stepping(
     requests: tuple[Request, ...], config: NodeConfig
 ) -> None:
-    assert simulate(requests, config, record=True) == reference(requests, config)
+    assert CountingNode(config).run(requests, record=True) == reference(requests, config)
 
 
 @settings(max_examples=150, derandomize=True)
 @given(workloads(), nodes())
 def test_the_books_of_a_run_balance(requests: tuple[Request, ...], config: NodeConfig) -> None:
-    result = simulate(requests, config, record=True)
+    result = CountingNode(config).run(requests, record=True)
     count, kinds = result.counters, Counter(event.kind for event in result.events)
     assert count.requests == len(requests) == count.finished + count.aborted
     assert [outcome.rid for outcome in result.outcomes] == [r.rid for r in requests]
@@ -129,7 +128,7 @@ def test_the_books_of_a_run_balance(requests: tuple[Request, ...], config: NodeC
 def test_no_bound_is_exceeded_and_every_life_is_in_order(
     requests: tuple[Request, ...], config: NodeConfig
 ) -> None:
-    result = simulate(requests, config, record=True)
+    result = CountingNode(config).run(requests, record=True)
     count, events = result.counters, result.events
     assert count.peak_pages <= config.layout.num_pages
     assert count.peak_running <= (config.max_running or len(requests))
@@ -174,7 +173,7 @@ def all_at_once(workload: Workload) -> Workload:
 
 
 def compare(workload: Workload, config: NodeConfig) -> RunResult:
-    result = simulate(workload, config, record=True)
+    result = CountingNode(config).run(workload, record=True)
     assert result == reference(workload.requests, config)
     return result
 
@@ -207,7 +206,7 @@ def test_the_first_500_requests_of_the_azure_trace_fare_alike(rules: dict[str, A
 
 def test_a_node_runs_again_and_events_are_kept_only_if_asked_for() -> None:
     workload = generate_closed_loop(40, CHAT, seed=5)
-    node = EventNode(NodeConfig(DcpLayout(2, 64, 40), reserved_decode_tokens=0))
+    node = CountingNode(NodeConfig(DcpLayout(2, 64, 40), reserved_decode_tokens=0))
     recorded = node.run(workload, record=True)
     assert recorded.events
     assert node.run(workload) == replace(recorded, events=())
@@ -217,7 +216,7 @@ def test_a_node_runs_again_and_events_are_kept_only_if_asked_for() -> None:
 @pytest.mark.parametrize("n", [1, 7, 100, 350])
 def test_progress_ends_with_all_and_is_told_some_100_times_at_most(n: int) -> None:
     told: list[tuple[int, int]] = []
-    node = EventNode(NodeConfig(DcpLayout(1, 64, 400), concurrency=8))
+    node = CountingNode(NodeConfig(DcpLayout(1, 64, 400), concurrency=8))
     node.run(generate_closed_loop(n, CHAT, seed=6), progress=lambda *at: told.append(at))
     assert told[-1] == (n, n)
     assert len(told) <= 101
@@ -225,7 +224,7 @@ def test_progress_ends_with_all_and_is_told_some_100_times_at_most(n: int) -> No
 
 
 def test_a_sequence_that_is_no_workload_is_refused() -> None:
-    node = EventNode(NodeConfig(DcpLayout(1, 4, 4)))
+    node = CountingNode(NodeConfig(DcpLayout(1, 4, 4)))
     with pytest.raises(WorkloadError, match="a workload holds at least 1 request: got 0"):
         node.run([])
     with pytest.raises(WorkloadError, match="got rid 3 at position 0 of 1, expected 0"):
@@ -235,10 +234,8 @@ def test_a_sequence_that_is_no_workload_is_refused() -> None:
 def test_a_billion_tokens_are_one_jump() -> None:
     # Stepping would take hours; a few hundred bytes of books do not.
     half = 2**29
-    result = simulate(
-        [Request(0, 0.0, 1, half), Request(1, 0.0, 1, half - 5)],
-        NodeConfig(DcpLayout(16, 64, 2**21), reserved_decode_tokens=0),
-        record=True,
+    result = CountingNode(NodeConfig(DcpLayout(16, 64, 2**21), reserved_decode_tokens=0)).run(
+        [Request(0, 0.0, 1, half), Request(1, 0.0, 1, half - 5)], record=True
     )
     assert result.counters.forwards == half - 1
     assert result.counters.peak_pages == 2 * 2**19

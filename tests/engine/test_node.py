@@ -8,18 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine.cells import FingerprintCells
-from kvlab.engine.events import simulate
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import CountingNode, FingerprintCells, NodeConfig, StepNode
 from kvlab.engine.result import ABORT_HOST_FULL
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request, default_workload, load_trace
 from kvlab.errors import PoolError, StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab import before_fix
 from kvlab.memory import KvBackup
 from tests.engine.reference_node import reference
-from tests.engine.test_events import nodes, workloads
+from tests.engine.test_counting import nodes, workloads
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "azure_llm_2023_conv.csv"
@@ -31,7 +28,7 @@ def test_stepping_on_real_pools_gives_the_result_of_both_twins(
     requests: tuple[Request, ...], config: NodeConfig
 ) -> None:
     stepped = StepNode(config).run(requests, record=True)
-    assert stepped == reference(requests, config) == simulate(requests, config, record=True)
+    assert stepped == reference(requests, config) == CountingNode(config).run(requests, record=True)
 
 
 @settings(max_examples=120, derandomize=True)
@@ -57,8 +54,8 @@ def test_after_any_step_every_row_of_every_rank_names_its_request_and_position(
     node = StepNode(config, cells, check_every_step=True)
     node.run(requests)
     # At the end all is given back, and nothing was written where nothing may be.
-    assert node.books.audit() == cells.audit() == []
-    assert node.books.allocator.available_size() == layout.capacity_tokens
+    assert node.audit() == cells.audit() == []
+    assert node.allocator.available_size() == layout.capacity_tokens
     assert [pool.host.lent_bytes for pool in cells.pools] == [0] * dcp_size
 
 
@@ -122,7 +119,7 @@ def test_equal_capacity_gives_equal_counts_on_any_number_of_ranks(dcp_size: int)
     requests, config = harness(dcp_size)
     result = StepNode(config, check_every_step=True).run(requests)
     _, one = harness(1)
-    assert result.counters == simulate(requests, one).counters
+    assert result.counters == CountingNode(one).run(requests).counters
     assert result.counters.retracted_requests > 0
 
 
@@ -137,7 +134,7 @@ def test_a_backup_that_the_host_declines_aborts_the_request_and_loses_nothing_el
         declined[blocks] = result.counters.declined_backups
         assert result.abort_reasons().get(ABORT_HOST_FULL, 0) == declined[blocks]
         assert result.counters.finished + result.counters.aborted == 4
-        assert node.books.audit() == cells.audit() == []
+        assert node.audit() == cells.audit() == []
     assert declined[0] > declined[1] > declined[4] == 0
 
 
@@ -168,7 +165,7 @@ def assert_twins_agree(requests: tuple[Request, ...], pages: int) -> None:
     config = NodeConfig(DcpLayout(2, 64, pages), concurrency=32, reserved_decode_tokens=16)
     stepped = StepNode(config).run(requests, record=True)
     assert stepped.counters.retracted_requests > 0
-    assert stepped == simulate(requests, config, record=True)
+    assert stepped == CountingNode(config).run(requests, record=True)
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
 """What the rows of a decode node hold: fingerprints that betray a wrong row.
 
-A scheduler decides *which* slots; ``Cells`` decide *what* is in them. ``FingerprintCells`` write
-into each row the request and the position that it belongs to, on the rank that owns it. Freed rows
-are overwritten, so a row that was not restored, or restored to the wrong place, cannot pass for
-right by luck.
+A node decides *which* slots; a ``CacheBackend`` decides *what* is in them. ``FingerprintCells``
+write into each row the request and the position that it belongs to, on the rank that owns it. They
+overwrite freed rows, so a row that was not restored, or restored to the wrong place, cannot pass
+for right by luck.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _FREED = -1.0
 _GRAIN = 4096
 
 
-class Cells(Protocol):
+class CacheBackend(Protocol):
     """The contract between the scheduler and what it schedules."""
 
     @property

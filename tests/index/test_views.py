@@ -1,17 +1,12 @@
 """What a layout, slots and rows show of themselves is true, well formed, and costs no wait."""
 
-import colorsys
 from itertools import pairwise
-from typing import Any, ClassVar
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
-from kvlab.index.reprs import ALPHA, FILLS, Cell, columns, cut, facts, fill, listed, peek, strip
 from tests.index.cells import facts as read_facts
 from tests.index.cells import numbers, read, span
 
@@ -97,16 +92,6 @@ def test_slots_show_their_ids_at_their_positions_and_a_line_where_a_stretch_begi
                 assert ("border-left" in cell.style) == (int(cell.text) != int(before.text) + 1)
 
 
-def test_the_stretches_of_a_run_are_named() -> None:
-    told, _ = read(WidenedSlots(torch.tensor([8, 9, 10, 24, 25, 40]))._repr_html_())
-    assert read_facts(told)["consecutive"] == "8 .. 10, 24 .. 25, 40"
-
-
-def test_many_stretches_are_cut_and_counted() -> None:
-    told, _ = read(WidenedSlots(torch.arange(0, 20, 2))._repr_html_())
-    assert read_facts(told)["consecutive"] == "0, 2, 4, 6, 8, 10, ... (10 stretches)"
-
-
 @given(runs(), st.data())
 def test_rows_show_the_row_page_and_position_of_each_slot(
     case: tuple[DcpLayout, WidenedSlots], data: st.DataObject
@@ -141,24 +126,6 @@ def test_rows_of_a_page_table_say_their_edition() -> None:
     assert read_facts(told)["looked up in edition"] == "7 of the page table"
 
 
-@given(st.integers(0, 500))
-def test_a_cut_shows_the_ends_in_order_and_at_most_one_gap(count: int) -> None:
-    shown = cut(count)
-    known = [at for at in shown if at is not None]
-    assert known == sorted(set(known))
-    assert len(shown) <= 17
-    assert (None in shown) == (len(known) < count)
-    assert not count or (known[0], known[-1]) == (0, count - 1)
-
-
-@given(st.integers(0, 300))
-def test_columns_hold_the_value_of_each_index(count: int) -> None:
-    shown = columns(torch.arange(count) * 3 + 5)
-    assert shown is not None
-    assert [c and c.at for c in shown] == cut(count)
-    assert all(c is None or c.value == c.at * 3 + 5 for c in shown)
-
-
 def test_a_repr_is_one_short_line_of_any_run() -> None:
     lay = DcpLayout(2, 2, 600)
     assert repr(WidenedSlots(torch.tensor([8, 9]), 4)) == "WidenedSlots([8, 9], start=4)"
@@ -181,104 +148,5 @@ def test_ids_that_are_not_at_hand_are_shown_by_count() -> None:
     slots = WidenedSlots(torch.empty(5, dtype=torch.int64, device="meta"), 3)
     assert repr(slots) == "WidenedSlots(5 ids on meta, start=3)"
     (told,) = read(slots._repr_html_())
-    assert "not read" in read_facts(told)["ids"]
+    assert "not read" in read_facts(told)["device"]
     assert read_facts(told)["positions"] == "3 .. 7"
-
-
-def test_fake_tensors_are_shown_by_count() -> None:
-    with FakeTensorMode() as mode:
-        fake = WidenedSlots(torch.arange(6))
-        assert repr(fake) == "WidenedSlots(6 ids on cpu, start=0)"
-        read(fake._repr_html_())
-    assert repr(fake) == "WidenedSlots(6 ids on cpu, start=0)"
-    real = WidenedSlots(torch.arange(4, 8))
-    rows = localize(real, DcpLayout(2, 2, 3), 0)
-    with mode:  # a mode refuses operations on what was made outside
-        assert "4 ids" in repr(real)
-        read(real._repr_html_())
-        assert "2 ids" in repr(rows)
-        read(rows._repr_html_())
-    assert repr(real) == "WidenedSlots([4, 5, 6, 7], start=0)"
-
-
-def test_ids_made_under_inference_mode_are_shown_outside_of_it() -> None:
-    with torch.inference_mode():
-        slots = WidenedSlots(torch.arange(4, 6))
-        inside = slots._repr_html_()
-    assert slots._repr_html_() == inside
-    assert repr(slots) == "WidenedSlots([4, 5], start=0)"
-
-
-def test_values_under_a_transform_of_torch_are_not_asked_for() -> None:
-    seen: list[str] = []
-
-    def look(ids: torch.Tensor) -> torch.Tensor:
-        seen.append(listed(ids))
-        return ids
-
-    torch.vmap(look)(torch.arange(6).reshape(2, 3))
-    assert seen == ["3 ids on cpu"]
-
-
-class Watched(torch.Tensor):
-    """A tensor that notes what is asked of it, as one on a device would have to answer."""
-
-    seen: ClassVar[list[str]] = []
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        cls.seen.append(func.__name__)
-        return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-untyped-call]
-
-
-def test_of_a_tensor_of_another_kind_only_shape_type_and_place_are_asked() -> None:
-    slots = WidenedSlots(torch.arange(4, 8).as_subclass(Watched))
-    Watched.seen.clear()
-    assert repr(slots) == "WidenedSlots(4 ids on cpu, start=0)"
-    read(slots._repr_html_())
-    assert set(Watched.seen) == {"__get__"}
-
-
-def test_at_most_64_values_are_ever_read() -> None:
-    found = peek(torch.arange(1000), 0, None)
-    assert found == list(range(64))
-
-
-def test_what_is_shown_is_escaped() -> None:
-    html = facts("<b>&", [("<i>", '"<script>"')]) + strip(
-        "a<", [("x", [Cell("<u>")]), ("y", [Cell("&")])]
-    )
-    told, line = read(html)
-    assert (told.caption, told.texts()) == ("<b>&", {"<i>": ['"<script>"']})
-    assert line.texts() == {"x": ["<u>"], "y": ["&"]}
-
-
-def _luminance(rgb: tuple[float, float, float]) -> float:
-    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("color", FILLS)
-@pytest.mark.parametrize(
-    ("page", "ink"), [("#ffffff", "#212121"), ("#111111", "#e0e0e0"), ("#1e1e1e", "#d4d4d4")]
-)
-def test_text_keeps_its_contrast_on_every_colour_in_light_and_dark(
-    color: str, page: str, ink: str
-) -> None:
-    def rgb(text: str) -> tuple[float, float, float]:
-        r, g, b = (int(text[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        return r, g, b
-
-    part = int(ALPHA, 16) / 255
-    r, g, b = (x * part + y * (1 - part) for x, y in zip(rgb(color), rgb(page), strict=True))
-    dim, bright = sorted((_luminance((r, g, b)), _luminance(rgb(ink))))
-    assert (bright + 0.05) / (dim + 0.05) >= 4.5
-
-
-def test_neighbouring_owners_differ_in_hue() -> None:
-    hues = []
-    for rank in range(12):
-        r, g, b = (int(fill(rank)[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        hues.append(colorsys.rgb_to_hsv(r, g, b)[0])
-    apart = [abs(a - b) for a, b in pairwise(hues)]
-    assert min(min(x, 1 - x) for x in apart) > 0.02
