@@ -279,7 +279,8 @@ def default_transfer(device: torch.device) -> HostTransfer:
     """What a pool on this device gets when it is given none: at once on a CPU, staged on CUDA."""
     if device.type != "cuda":
         return HostTransfer()
-    if device.index is None:  # a buffer's device has its number
+    number: int | None = device.index
+    if number is None:  # a buffer's device has its number
         device = torch.device("cuda", torch.cuda.current_device())
     return StagedTransfer(CudaStreams(device), device)
 
