@@ -19,18 +19,10 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import BackupError, HostFullError, IndexSpaceError, PoolError, RankMismatchError
-from kvlab.index import (
-    DcpLayout,
-    PhysicalRows,
-    WidenedSlots,
-    localize,
-    localize_move,
-    owned_elements,
-    row_of,
-)
-from kvlab.index.layout import pages_strip, require_index, require_int, require_layout, require_rank
-from kvlab.index.moves import require_targets_once
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+from kvlab.index.layout import pages_strip, require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
+from kvlab.index.upstream import localize_move, require_targets_once
 from kvlab.memory.arena import HostArena, default_arena
 from kvlab.memory.backup import KvBackup
 from kvlab.memory.codec import RowCodec
@@ -78,13 +70,14 @@ class MLATokenToKVPool:
         transfer: HostTransfer | None = None,
     ) -> None:
         require_layout(layout)
-        require_rank(layout.dcp_size, rank)
+        layout.shard(rank)  # refuses a rank outside
         require_int("layers", layers, 1, "MLA layers")
         require_int("kv_lora_rank", kv_lora_rank, 1, "elements of the latent part")
         require_int("qk_rope_head_dim", qk_rope_head_dim, 0, "elements of the rope part")
         self.layout, self.rank, self.layers, self.dtype = layout, rank, layers, dtype
         #: The layout by which slots become rows of this pool, and the rank that the rows carry.
         self.row_layout, self.row_rank = self._row_space()
+        self.shard = self.row_layout.shard(self.row_rank)
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
         self.codec = RowCodec(dtype, kv_lora_rank + qk_rope_head_dim, scaled)
         rows, width = self.rows_per_rank, self.codec.width
@@ -208,8 +201,7 @@ class MLATokenToKVPool:
         for name, ids in (("target slot", target), ("source slot", source)):
             instead = "the padding page holds no token"
             require_within(ids, layout.first_slot, layout.slot_end, name, instead)
-        turn = (layout.dcp_size, self.row_rank, layout.interleave)
-        to, at = localize_move(target, source, *turn)
+        to, at = localize_move(target, source, self.shard)
         require_targets_once(target)
         self.before_write()
         self.buffer[:, self._look_up(to)] = self.buffer[:, self._look_up(at)]
@@ -356,14 +348,11 @@ class MLATokenToKVPool:
 
         ``holes``: some of them are stored by nobody.
         """
-        layout = self.row_layout
-        turn = (layout.dcp_size, self.row_rank, layout.interleave)
+        own = self.shard.owns(ids)
         if holes:
-            live = torch.nonzero(ids >= layout.first_slot).flatten()
-            mine = live[owned_elements(ids[live], *turn)]
-        else:
-            mine = owned_elements(ids, *turn)
-        return mine, self._look_up(row_of(ids[mine], layout.dcp_size, layout.interleave))
+            own &= ids >= self.row_layout.first_slot
+        mine = torch.nonzero(own).flatten()
+        return mine, self._look_up(self.shard.row(ids[mine]))
 
     def _rows_on_host(self, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
         """The rows that a backup or restore names, localized here or already; on a GPU the one

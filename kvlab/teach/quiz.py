@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlab.index import DcpLayout, get_dcp_lens, raw_use_census
+from kvlab.index import DcpLayout, Shard, get_dcp_lens, raw_use_census
 from kvlab.memory import ModelGeometry
 from kvlab.teach.answers import NotPlain, Plain, difference, plain
 from kvlab.teach.display import Block, Table
@@ -170,7 +170,7 @@ def _same_at() -> int:
 
 def _rank_bytes() -> int:
     model = ModelGeometry("model", 7, 7, 0, 512, 64, "the question")
-    return int(get_dcp_lens(torch.tensor(1001), 8, 0)) * model.bytes_per_token("bf16")
+    return int(get_dcp_lens(torch.tensor(1001), Shard(8, 0))) * model.bytes_per_token("bf16")
 
 
 quiz = Quiz(
@@ -194,7 +194,7 @@ quiz = Quiz(
         Question(
             "02_owner_slots",
             "A prompt of 3 tokens on 8 ranks, dealt one at a time. How many ranks hold nothing?",
-            lambda: sum(int(get_dcp_lens(torch.tensor(3), 8, r)) == 0 for r in range(8)),
+            lambda: sum(int(get_dcp_lens(torch.tensor(3), Shard(8, r))) == 0 for r in range(8)),
         ),
         Question(
             "03_crash_reproduction",

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
 
 from kvlab.errors import StudyError
-from kvlab.lab.bench.localize import count_text
+from kvlab.lab.bench.ops import count_text
 from kvlab.lab.origin import Origin
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
 
@@ -48,7 +48,7 @@ def require_points(table: pd.DataFrame, columns: Iterable[str], what: str) -> pd
     absent = [column for column in columns if column not in table]
     if absent:
         raise StudyError(
-            f"{what} is drawn from a table of kvlab.lab.cost: columns missing: "
+            f"{what} is drawn from a table of kvlab.lab.bench.cost: columns missing: "
             f"{', '.join(absent)}; pass one of its *_points"
         )
     return table

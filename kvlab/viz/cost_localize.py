@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from kvlab.lab.bench import localize
+from kvlab.lab.bench import ops
 from kvlab.lab.origin import Origin
 from kvlab.viz.cost import (
     Mark,
@@ -41,13 +41,13 @@ from kvlab.viz.style import (
 COLUMNS = ("contender", "ids", "seconds_q1", "seconds", "seconds_q3")
 MARKS: Mapping[str, Mark] = MappingProxyType(
     {
-        localize.COPY: Mark(DARK_GREY, ":", "_"),
-        localize.STRIDE: Mark(SKY, (0, (8, 2)), "P"),
-        localize.MASK: Mark(ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
-        localize.CHECKED: Mark(GREEN, "-.", "^"),
-        localize.FIRST: Mark(PURPLE, "--", "D"),
-        localize.run_name("torch"): Mark(BLUE, "-", "o"),
-        localize.run_name("triton"): Mark(VERMILLION, "--", "s"),
+        ops.COPY: Mark(DARK_GREY, ":", "_"),
+        ops.STRIDE: Mark(SKY, (0, (8, 2)), "P"),
+        ops.MASK: Mark(ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+        ops.CHECKED: Mark(GREEN, "-.", "^"),
+        ops.FIRST: Mark(PURPLE, "--", "D"),
+        ops.op_name(ops.LOCALIZE, "torch"): Mark(BLUE, "-", "o"),
+        ops.op_name(ops.LOCALIZE, "triton"): Mark(VERMILLION, "--", "s"),
     }
 )
 OTHER = Mark(BLACK, "-", "X")

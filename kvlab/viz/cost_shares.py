@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvlab.lab.bench import merge, writes
+from kvlab.lab.bench.cost import PARTS
 from kvlab.lab.origin import Origin
 from kvlab.viz.cost import (
     MARKERS,
@@ -32,7 +32,6 @@ from kvlab.viz.strips import legend_below
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, ORANGE, VERMILLION, caption, figure
 
 COLUMNS = ("part", "contender", "dcp_size", "bytes", "q1", "value", "q3", "aim")
-PARTS = {merge.PART: "merge of c partials", writes.PART: "owner write"}
 COLORS = (BLUE, VERMILLION, GREEN, ORANGE, BLACK)
 
 

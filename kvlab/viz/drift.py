@@ -1,7 +1,7 @@
 """Pictures of drift: against the DCP size, and along the tokens of a request.
 
 Each function takes a table of the drift study and an origin, and returns a captioned figure.
-Drift is |Δℓ|, defined in ``kvlab.lab.drift.metrics``; its axis has a place for exact zeros.
+Drift is |Δℓ|, defined in ``kvlab.lab.drift.METRICS``; its axis has a place for exact zeros.
 
 Worked example: a condition whose tokens are bit-identical to the reference's has max |Δℓ| = 0 and
 lies in the grey band below the decades, at every DCP size.
@@ -18,8 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from kvlab.lab.drift.conditions import DTYPES, condition
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
+from kvlab.lab.drift import DTYPES, UPSTREAM_TOLERANCE, condition, metric
 from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import (
     LOOKS,

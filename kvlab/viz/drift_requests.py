@@ -17,8 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from kvlab.lab.drift.conditions import DTYPES, condition
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
+from kvlab.lab.drift import DTYPES, UPSTREAM_TOLERANCE, condition, metric
 from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import (
     PQ,

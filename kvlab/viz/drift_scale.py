@@ -28,8 +28,7 @@ from matplotlib.ticker import NullLocator
 from numpy.typing import ArrayLike, NDArray
 
 from kvlab.errors import StudyError
-from kvlab.lab.drift.conditions import DTYPES, NAMES
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
+from kvlab.lab.drift import DTYPES, NAMES, UPSTREAM_TOLERANCE
 from kvlab.lab.origin import Origin
 from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
 

@@ -17,9 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from kvlab.lab.drift.conditions import DTYPES, PREFIX, condition
-from kvlab.lab.drift.defects import defect
-from kvlab.lab.drift.question import REPORTED
+from kvlab.lab.drift import DTYPES, PREFIX, REPORTED, condition, defect
 from kvlab.lab.origin import Origin
 from kvlab.viz.drift_scale import require_rows, roomy
 from kvlab.viz.style import BLACK, DARK_GREY, LIGHT_GREY, SKY, caption, figure
@@ -69,7 +67,7 @@ def signature_figure(
 
     Args:
         summary: the table of that name; each defect in float32, or the first dtype that it has.
-        verdicts: by name of a defect, the judgement of ``question.answers`` for the last column.
+        verdicts: by name of a defect, the judgement of ``answers`` for the last column.
     """
     require_rows(summary, NEEDED, "a matrix of signatures")
     table = summary[summary["dcp_size"].isin(list(dcp_sizes))]

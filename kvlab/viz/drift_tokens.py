@@ -20,8 +20,7 @@ from matplotlib.patches import Rectangle
 
 from kvlab.engine import Event
 from kvlab.errors import StudyError
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE, metric
-from kvlab.lab.drift.tables import MARGIN
+from kvlab.lab.drift import MARGIN, UPSTREAM_TOLERANCE, metric
 from kvlab.lab.origin import Origin
 from kvlab.lab.timeline import intervals
 from kvlab.viz.drift_scale import PQ, legend_in, require_rows

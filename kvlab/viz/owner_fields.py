@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from kvlab.index.layout import require_rank
+from kvlab.index import Shard
 from kvlab.lab.owners import OwnerStudy, buffer_map
 from kvlab.viz.spaces import (
     OUTSIDE,
@@ -87,7 +87,7 @@ def draw_buffers(
 def _rank_looks(dcp_size: int, rank: int | None, hatched: bool) -> list[Look]:
     if rank is None:
         return [rank_look(r, dcp_size, hatched) for r in range(dcp_size)]
-    require_rank(dcp_size, rank)
+    Shard(dcp_size, rank)  # refuses a rank outside
     return [look_of(OWNED if r == rank else OTHER) for r in range(dcp_size)]
 
 

@@ -18,12 +18,14 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import Progress
 
 from kvlab.engine.model import load_model
 from kvlab.engine.model.tiny import new_tiny_model
@@ -67,9 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return 1
         try:
-            bar = tqdm(total=recipe.steps, unit="step", disable=not sys.stderr.isatty())
-            with bar, training_kda():
-                train(new_tiny_model(recipe.seed), corpus, recipe, folder, bar.update)
+            console = Console(stderr=True)
+            with Progress(console=console, disable=not console.is_terminal) as bar, training_kda():
+                task = bar.add_task("step", total=recipe.steps)
+                advance = partial(bar.advance, task)
+                train(new_tiny_model(recipe.seed), corpus, recipe, folder, advance)
         except KeyboardInterrupt:
             print(
                 f"train_tiny: interrupted; {folder} holds the weights of the last line of its log, "

@@ -14,7 +14,7 @@ import pytest
 
 from kvlab.index import DcpLayout
 from kvlab.lab.backup_walk import STEPS, backup_walk
-from kvlab.lab.drift.token_drift import read_token_drift
+from kvlab.lab.drift import read_token_drift
 from kvlab.lab.merge_case import MergeCase
 from kvlab.lab.node_walk import node_walk
 from kvlab.lab.owners import OwnerStudy

@@ -18,8 +18,8 @@ BUGS = (
     Bug(
         "the stride forgets its phase",
         "index/localize.py",
-        "ids[(dcp_rank - start) % dcp_size :: dcp_size]",
-        "ids[dcp_rank::dcp_size]",
+        "ids[(shard.rank - start) % shard.dcp_size :: shard.dcp_size]",
+        "ids[shard.rank :: shard.dcp_size]",
         "tests/index/test_laws_localize.py::"
         "test_stride_equals_mask_for_any_run_from_any_start_on_shuffled_pages",
     ),
@@ -33,14 +33,14 @@ BUGS = (
     ),
     Bug(
         "lengths ignore the interleave",
-        "index/lens.py",
-        "end % turn - dcp_rank * interleave",
-        "end % turn - dcp_rank",
-        "tests/index/test_laws_lens.py::test_each_rank_holds_the_positions_that_are_its_own",
+        "index/layout.py",
+        "end % self.turn - self.rank * self.interleave",
+        "end % self.turn - self.rank",
+        "tests/index/test_laws_lengths.py::test_each_rank_holds_the_positions_that_are_its_own",
     ),
     Bug(
         "the hole is divided before it is tested",
-        "index/fixed.py",
+        "index/layout.py",
         "(ids >= 0) & ",
         "",
         "tests/index/test_laws_fixed.py::test_an_owned_id_becomes_its_row_and_all_else_a_hole",
@@ -62,8 +62,8 @@ BUGS = (
     Bug(
         "every rank writes row v // c of every slot",
         "memory/pool.py",
-        "mine = owned_elements(ids, *turn)",
-        "mine = torch.arange(len(ids))",
+        "own = self.shard.owns(ids)",
+        "own = ids >= 0",
         "tests/memory/test_mla_pool.py::"
         "test_all_ranks_together_hold_each_token_once_and_nothing_else",
     ),
@@ -173,7 +173,7 @@ BUGS = (
     ),
     Bug(
         "a restore with other bits is counted as the same",
-        "lab/drift/cells.py",
+        "lab/drift/faults.py",
         "self.different += 1",
         "self.same += 1",
         "tests/lab/drift/test_runs.py::"

@@ -7,7 +7,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from kvlab.cli.program import full_parser
 from kvlab.report import Report, build_report
 from kvlab.report.execute import Progress
 
@@ -87,5 +86,4 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         trace=trace,
         notebooks=[root / "notebooks"],
         progress=Progress(3, io.StringIO()),
-        commands=full_parser(),
     )

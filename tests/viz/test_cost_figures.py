@@ -11,15 +11,15 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from kvlab.errors import StudyError
-from kvlab.lab.bench import localize
-from kvlab.lab.cost import copy_points, localize_points, origin_of, read_costs, share_points
+from kvlab.lab.bench import ops
+from kvlab.lab.bench.cost import copy_points, localize_points, origin_of, read_costs, share_points
 from kvlab.lab.origin import Origin
 from kvlab.viz.cost import NOT_MEASURED, bytes_text
 from kvlab.viz.cost_copies import copies_figure
 from kvlab.viz.cost_localize import localize_figure
 from kvlab.viz.cost_shares import shares_figure
 from kvlab.viz.save import figure_definition, figure_title
-from tests.lab.cost_rows import CPU, GPU, record
+from tests.lab.bench.cost_rows import CPU, GPU, LOCALIZE_CASES, record
 from tests.viz.figure_checks import legend_words, nothing_overlaps
 
 FIGURES = {
@@ -102,7 +102,7 @@ def test_the_title_names_the_device_so_that_two_figures_can_be_told_apart(
 def test_a_table_of_another_kind_is_refused(name: str) -> None:
     make, _ = FIGURES[name]
     with pytest.raises(
-        StudyError, match=r"drawn from a table of kvlab\.lab\.cost: columns missing"
+        StudyError, match=r"drawn from a table of kvlab\.lab\.bench\.cost: columns missing"
     ):
         make(pd.DataFrame({"x": [1]}), ORIGIN)
 
@@ -110,16 +110,16 @@ def test_a_table_of_another_kind_is_refused(name: str) -> None:
 def test_localization_has_one_line_a_contender_in_time_an_id(rows: pd.DataFrame) -> None:
     (ax,) = drawn("localize", rows).axes
     lines = heights(ax)
-    lengths = sorted(case.ids for case in localize.FULL if case.dcp_size == 8)
-    assert lines[localize.MASK] == pytest.approx([5.5e3 / ids for ids in lengths])
-    assert lines[localize.CHECKED] == pytest.approx([1e3 / ids for ids in lengths])
+    lengths = sorted(case.ids for case in LOCALIZE_CASES if case.dcp_size == 8)
+    assert lines[ops.MASK] == pytest.approx([5.5e3 / ids for ids in lengths])
+    assert lines[ops.CHECKED] == pytest.approx([1e3 / ids for ids in lengths])
     assert set(legend_words(ax)) == set(lines)
     assert [label.get_text() for label in ax.get_xticklabels()][:2] == ["1k", "4k"]
     assert "ns an id" in ax.get_ylabel()
 
 
 def test_a_contender_that_is_new_is_drawn_too(rows: pd.DataFrame) -> None:
-    other = rows.replace({"ours": {localize.CHECKED: "something new"}})
+    other = rows.replace({"ours": {ops.CHECKED: "something new"}})
     (ax,) = drawn("localize", other).axes
     assert "something new" in heights(ax)
 

@@ -4,8 +4,7 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout
-from kvlab.index.localize import owned_elements
+from kvlab.index import DcpLayout, Shard, owned_elements
 from kvlab.teach import draw
 from kvlab.teach.checking import Inputs, Verdict
 from kvlab.teach.exercise import Exercise
@@ -35,7 +34,7 @@ def phase(start: int, c: int, rank: int) -> int:
 
 def _phase(start: int, c: int, rank: int) -> int:
     slots = torch.arange(start + c, start + 2 * c)
-    return int(owned_elements(slots, c, rank)[0])
+    return int(owned_elements(slots, Shard(c, rank))[0])
 
 
 def _chunk(rng: Random, size: int) -> Inputs:

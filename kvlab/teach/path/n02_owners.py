@@ -4,7 +4,7 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout, get_dcp_lens
+from kvlab.index import DcpLayout, Shard, get_dcp_lens
 from kvlab.teach import draw
 from kvlab.teach.checking import Inputs
 from kvlab.teach.exercise import Exercise
@@ -36,7 +36,7 @@ def held(length: int, start: int, c: int, rank: int) -> int:
 
 
 def _held(length: int, start: int, c: int, rank: int) -> int:
-    return int(get_dcp_lens(torch.tensor(length), c, rank, torch.tensor(start)))
+    return int(get_dcp_lens(torch.tensor(length), Shard(c, rank), torch.tensor(start)))
 
 
 def _ragged(rng: Random, size: int) -> Inputs:

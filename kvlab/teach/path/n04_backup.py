@@ -5,8 +5,7 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout, localize_masked
-from kvlab.index.moves import localize_virtual
+from kvlab.index import DcpLayout, Shard, localize_masked, localize_virtual
 from kvlab.teach import draw
 from kvlab.teach.checking import Inputs
 from kvlab.teach.exercise import Exercise
@@ -42,7 +41,7 @@ def chunks(ids: list[int], c: int, rank: int, size: int) -> list[list[int]]:
 
 
 def _chunks(ids: list[int], c: int, rank: int, size: int) -> list[list[int]]:
-    rows = localize_masked(torch.tensor(ids), c, rank)
+    rows = localize_masked(torch.tensor(ids), Shard(c, rank))
     return [rows[i : i + size].tolist() for i in range(0, len(rows), size)]
 
 
@@ -64,7 +63,7 @@ def rank_and_row(v: int, c: int, P: int, v2p: list[int]) -> tuple[int, int]:
 def _rank_and_row(v: int, c: int, P: int, v2p: list[int]) -> tuple[int, int]:
     table = torch.tensor(v2p)
     for rank in range(c):
-        elements, rows = localize_virtual(torch.tensor([v]), table, P, c, rank)
+        elements, rows = localize_virtual(torch.tensor([v]), table, P, Shard(c, rank))
         if len(elements):
             return rank, int(rows[0])
     raise AssertionError("some rank owns every slot")

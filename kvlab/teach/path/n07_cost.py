@@ -6,8 +6,7 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout, get_dcp_lens
-from kvlab.index.pages import replicated_rows
+from kvlab.index import DcpLayout, Shard, get_dcp_lens
 from kvlab.memory import ModelGeometry
 from kvlab.teach import draw
 from kvlab.teach.checking import Inputs
@@ -30,7 +29,7 @@ def _backup_bytes(
     tokens: int, c: int, rank: int, layers: int, latent: int, rope: int, item: int
 ) -> int:
     model = ModelGeometry("model", layers, layers, 0, latent, rope, "drawn")
-    rows = int(get_dcp_lens(torch.tensor(tokens), c, rank))
+    rows = int(get_dcp_lens(torch.tensor(tokens), Shard(c, rank)))
     return rows * model.bytes_per_token({1: "fp8", 2: "bf16", 4: "fp32"}[item])
 
 
@@ -53,7 +52,7 @@ def seconds(tokens: int, c: int, token_bytes: int, gb_per_s: float) -> float:
 
 
 def _seconds(tokens: int, c: int, token_bytes: int, gb_per_s: float) -> float:
-    lens = [int(get_dcp_lens(torch.tensor(tokens), c, rank)) for rank in range(c)]
+    lens = [int(get_dcp_lens(torch.tensor(tokens), Shard(c, rank))) for rank in range(c)]
     return max(lens) * token_bytes / gb_per_s / 10**9
 
 
@@ -77,7 +76,7 @@ def _tokens_that_fit(budget: int, c: int, P: int, row: int, index: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         layout = DcpLayout(c, P, middle)
-        cost = layout.rows_per_rank * row + replicated_rows(layout) * index
+        cost = layout.rows_per_rank * row + layout.slot_end * index
         low, high = (middle, high) if cost <= budget else (low, middle - 1)
     return DcpLayout(c, P, low).capacity_tokens
 

@@ -17,11 +17,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.errors import StudyError
-from kvlab.lab.drift.conditions import CONDITIONS, DTYPES
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
-from kvlab.lab.drift.results import read_study
-from kvlab.lab.drift.tables import MARGIN
-from kvlab.lab.drift.token_drift import read_token_drift
+from kvlab.lab.drift import (
+    CONDITIONS,
+    DTYPES,
+    MARGIN,
+    UPSTREAM_TOLERANCE,
+    read_study,
+    read_token_drift,
+)
 from kvlab.memory.published import data_path
 from kvlab.viz.drift_tokens import FAR, LEVELS, LOST, glyph, level
 from kvlab.viz.exported import publishable

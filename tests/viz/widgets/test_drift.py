@@ -8,9 +8,7 @@ import pandas as pd
 import pytest
 
 from kvlab.errors import StudyError
-from kvlab.lab.drift.results import read_study
-from kvlab.lab.drift.tables import MARGIN
-from kvlab.lab.drift.token_drift import ABOUT, NAME, read_token_drift
+from kvlab.lab.drift import MARGIN, read_study, read_token_drift
 from kvlab.memory.published import data_path
 from kvlab.viz.widgets import drift_explorer, drift_explorer_figure
 from kvlab.viz.widgets.canvas import Width
@@ -98,14 +96,14 @@ def test_a_run_that_is_not_recorded_is_refused() -> None:
 )
 def test_a_damaged_table_is_refused_by_name(tmp_path: Path, change: object, message: str) -> None:
     if callable(change):
-        text = (FOLDER / NAME).read_text(encoding="utf-8").splitlines(keepends=True)
-        (tmp_path / NAME).write_text(change("".join(text[:3])), encoding="utf-8")
+        text = (FOLDER / "token_drift.csv").read_text(encoding="utf-8").splitlines(keepends=True)
+        (tmp_path / "token_drift.csv").write_text(change("".join(text[:3])), encoding="utf-8")
     with pytest.raises(StudyError, match=message):
         read_token_drift(tmp_path)
 
 
 def test_the_table_says_how_it_was_made() -> None:
-    assert "token_drift" in (FOLDER / ABOUT).read_text(encoding="utf-8")
+    assert "token_drift" in (FOLDER / "token_drift.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("width", ["single", "double"])

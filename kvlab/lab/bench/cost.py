@@ -9,7 +9,7 @@ there are and which rows they hold, and what is not there is said. Worked exampl
     gpu_sentence(costs)   "No GPU figure exists yet: ..."
 
 A share of a copy is the ratio to one copy of as many bytes in the same run: 0.8 means that ours
-takes 1.25 times as long as the copy. It has quartiles, as every ratio has.
+takes 1.25 times as long as the copy. A part without rows gives no sentence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvlab.errors import KvlabError, StudyError
-from kvlab.lab.bench import localize, merge, request_pool, requests, writes
+from kvlab.errors import StudyError
+from kvlab.lab.bench import copies, ops
+from kvlab.lab.findings import Finding, Number
 from kvlab.lab.origin import Origin
 from kvlab.memory.published import data_path
 
@@ -30,16 +31,8 @@ CPU = "cpu"
 _TIMES = ("ours_s_q1", "ours_s", "ours_s_q3", "baseline_s_q1", "baseline_s", "baseline_s_q3")
 _RATIO = ("ratio_q1", "ratio", "ratio_q3")
 _WORDS = (
-    "part",
-    "case",
-    "ours",
-    "baseline",
-    "met",
-    "device",
-    "torch",
-    "kvlab",
-    "commit",
-    "created",
+    *("part", "case", "ours", "baseline", "met"),
+    *("device", "torch", "kvlab", "commit", "created"),
 )
 NUMBERS = (*_TIMES, *_RATIO, "aim", "threads", "runs")
 #: Columns that files had from the start; without them a file is no benchmark.
@@ -47,16 +40,14 @@ NEEDED = (*_WORDS, *NUMBERS)
 #: Columns that tell sizes; a file recorded before they existed is read, and said to lack them.
 SIZES = ("layers", "tokens", "ids", "dcp_size", "bytes", "share_of_copy")
 LATER = ("op", "backend", *SIZES)
-#: The names of one copy of as many bytes.
-COPIES = (localize.COPY, request_pool.OUT, request_pool.BACK)
 #: Every case that the benchmark has of the parts that are drawn.
-CASES: dict[str, tuple[str, ...]] = {
-    localize.PART: tuple(case.name for case in localize.FULL),
-    requests.PART: tuple(case.name for case in requests.FULL),
-    merge.PART: tuple(case.name for case in merge.FULL),
-    writes.PART: tuple(case.name for case in writes.FULL),
+CASES = {part: tuple(case.name for case in cases) for part, cases in ops.FULL.items()} | {
+    copies.PART: tuple(case.name for case in copies.FULL)
 }
 MOST_NAMED = 3
+#: The length of run that sentences speak of, if it was measured; else the longest that was.
+IDS = 128 * 2**10
+PARTS = {ops.MERGE: "merge of c partials", ops.WRITE: "owner write"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,10 +88,7 @@ def read_costs(folder: Path | None = None) -> Costs:
     a value that is no number where one belongs.
     """
     if folder is None:
-        try:
-            folder = data_path("runs", f"{PREFIX}{CPU}.csv").parent
-        except KvlabError:
-            folder = Path(__file__).resolve().parents[2] / "data" / "runs"
+        folder = data_path("runs", f"{PREFIX}{CPU}.csv").parent
     files = sorted(folder.glob(f"{PREFIX}*.csv"))
     if not files:
         raise StudyError(
@@ -110,16 +98,16 @@ def read_costs(folder: Path | None = None) -> Costs:
     tables, lacking = [], {}
     for path in files:
         slug = path.stem.removeprefix(PREFIX)
-        table, lacking[slug] = _read(path)
+        table = _read(path)
+        lacking[slug] = tuple(name for name in LATER if table[name].isna().all())
         tables.append(table.assign(slug=slug))
     devices = sorted(lacking, key=lambda slug: (slug != CPU, slug))
     return Costs(pd.concat(tables, ignore_index=True), tuple(devices), lacking)
 
 
-def _read(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    words = dict.fromkeys((*_WORDS, "op", "backend"), "str")
+def _read(path: Path) -> pd.DataFrame:
     try:
-        found = pd.read_csv(path, dtype=words)
+        found = pd.read_csv(path, dtype=dict.fromkeys((*_WORDS, "op", "backend"), "str"))
     except (OSError, ValueError) as error:
         raise StudyError(
             f"{path.name} is a CSV file that `make bench` wrote: {error}; record it again"
@@ -130,18 +118,16 @@ def _read(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
             f"{path.name} has the columns {', '.join(NEEDED)}: it lacks {', '.join(absent)}; "
             f"record it again with `make bench`"
         )
-    for name in (*NUMBERS, *SIZES):
-        if name in found:
-            numbers = pd.to_numeric(found[name], errors="coerce").astype("float64")
-            wrong = found.index[numbers.isna() & found[name].notna()]
-            if len(wrong):
-                raise StudyError(
-                    f"{path.name}: {name} is a number or empty: line {wrong[0] + 2} has "
-                    f"{found[name][wrong[0]]!r}; record it again"
-                )
-            found[name] = numbers
-    later = tuple(name for name in LATER if name not in found or found[name].isna().all())
-    return found.reindex(columns=[*NEEDED, *LATER]), later
+    for name in found.columns.intersection([*NUMBERS, *SIZES]):
+        numbers = pd.to_numeric(found[name], errors="coerce").astype("float64")
+        wrong = found.index[numbers.isna() & found[name].notna()]
+        if len(wrong):
+            raise StudyError(
+                f"{path.name}: {name} is a number or empty: line {wrong[0] + 2} has "
+                f"{found[name][wrong[0]]!r}; record it again"
+            )
+        found[name] = numbers
+    return found.reindex(columns=[*NEEDED, *LATER])
 
 
 def localize_points(rows: pd.DataFrame, dcp_size: int = 8) -> pd.DataFrame:
@@ -150,14 +136,13 @@ def localize_points(rows: pd.DataFrame, dcp_size: int = 8) -> pd.DataFrame:
     A contender that is the baseline of several rows has several times of the same calls: their
     median. Left out is what localizes for all ranks at once, and a run that was verified before.
     """
-    mine = rows[(rows["part"] == localize.PART) & (rows["dcp_size"] == dcp_size)]
-    mine = mine[mine["ids"].notna() & ~mine["ours"].isin([localize.ALL, localize.FURTHER])]
-    names = ("ours", "baseline")
+    mine = rows[(rows["part"] == ops.LOCALIZE) & (rows["dcp_size"] == dcp_size)]
+    mine = mine[mine["ids"].notna() & ~mine["ours"].isin([ops.ALL, ops.FURTHER])]
     both = [
         mine[[name, "ids", f"{name}_s_q1", f"{name}_s", f"{name}_s_q3"]].set_axis(
             ["contender", "ids", "seconds_q1", "seconds", "seconds_q3"], axis=1
         )
-        for name in names
+        for name in ("ours", "baseline")
     ]
     every = pd.concat(both, ignore_index=True)
     return every.groupby(["contender", "ids"], sort=True, as_index=False).median()
@@ -166,12 +151,17 @@ def localize_points(rows: pd.DataFrame, dcp_size: int = 8) -> pd.DataFrame:
 def copy_points(rows: pd.DataFrame) -> pd.DataFrame:
     """Backup and restore by size: op, measure ("ratio" to upstream's loop, "share" of one copy),
     layers, tokens, dcp_size, q1, value, q3, aim."""
-    measures = {request_pool.UPSTREAM: "ratio", request_pool.UPSTREAM_BACK: "ratio"}
-    measures |= {request_pool.OUT: "share", request_pool.BACK: "share"}
-    mine = rows[(rows["part"] == requests.PART) & rows["baseline"].isin(list(measures))]
+    measures = {
+        (copies.OURS, copies.UPSTREAM): "ratio",
+        (copies.OURS, copies.OUT): "share",
+        (copies.RESTORE, copies.UPSTREAM_BACK): "ratio",
+        (copies.RESTORE, copies.BACK): "share",
+    }
+    pairs = pd.Series(list(zip(rows["ours"], rows["baseline"], strict=True)), index=rows.index)
+    mine = rows.assign(measure=pairs.map(measures))
+    mine = mine[(mine["part"] == copies.PART) & mine["measure"].notna()]
     mine = mine[mine["tokens"].notna() & mine["layers"].notna()]
-    found = mine.assign(measure=mine["baseline"].map(measures))
-    kept = found[["op", "measure", "layers", "tokens", "dcp_size", *_RATIO, "aim"]]
+    kept = mine[["op", "measure", "layers", "tokens", "dcp_size", *_RATIO, "aim"]]
     kept = kept.rename(columns=dict(zip(_RATIO, ("q1", "value", "q3"), strict=True)))
     order = ["op", "measure", "layers", "dcp_size", "tokens"]
     return kept.sort_values(order, ignore_index=True)
@@ -180,8 +170,8 @@ def copy_points(rows: pd.DataFrame) -> pd.DataFrame:
 def share_points(rows: pd.DataFrame) -> pd.DataFrame:
     """Merge and owner write as shares of one copy of the same bytes: part, case, contender,
     backend, dcp_size, bytes, q1, value, q3, aim."""
-    parts = (merge.PART, writes.PART)
-    mine = rows[rows["part"].isin(parts) & rows["baseline"].isin(COPIES) & rows["bytes"].notna()]
+    mine = rows[rows["part"].isin([ops.MERGE, ops.WRITE]) & (rows["baseline"] == ops.COPY)]
+    mine = mine[mine["bytes"].notna()]
     kept = mine[["part", "case", "ours", "backend", "dcp_size", "bytes", *_RATIO, "aim"]]
     names = dict(zip(("ours", *_RATIO), ("contender", "q1", "value", "q3"), strict=True))
     kept = kept.rename(columns=names)
@@ -198,16 +188,25 @@ def aims_for_people(rows: pd.DataFrame) -> pd.DataFrame:
     """``aims`` as text: the ratio with its quartiles, the aim as a bound."""
     found = aims(rows)
     triples = zip(found["ratio"], found["ratio_q1"], found["ratio_q3"], strict=True)
-    spread = [f"{middle:.3g} ({low:.3g}-{high:.3g})" for middle, low, high in triples]
     return pd.DataFrame(
         {
             "case": found["case"],
             "measured": found["ours"] + " / " + found["baseline"],
-            "ratio (quartiles)": spread,
+            "ratio (quartiles)": [f"{m:.3g} ({low:.3g}-{high:.3g})" for m, low, high in triples],
             "aim": [f">= {aim:.3g}" for aim in found["aim"]],
             "met": found["met"],
         }
     )
+
+
+def gpu_aims() -> list[tuple[str, str, str]]:
+    """(ours, beside, aim in words) of what is held against an aim on CUDA only."""
+    return [
+        ("backup, restore", copies.UPSTREAM, copies.ABOVE_UPSTREAM.words),
+        ("backup, restore", f"{copies.OUT}, pinned", copies.NEAR_COPY.words),
+        ("localize_run, 4M ids", ops.COPY, ops.NEAR_COPY.words),
+        ("merge of c partials", ops.COPY, ops.NEAR_MERGE_COPY.words),
+    ]
 
 
 def missing(rows: pd.DataFrame, parts: Iterable[str] = tuple(CASES)) -> tuple[str, ...]:
@@ -227,16 +226,6 @@ def missing(rows: pd.DataFrame, parts: Iterable[str] = tuple(CASES)) -> tuple[st
                 f"measured ({names}{tail})"
             )
     return tuple(said)
-
-
-def gpu_aims() -> list[tuple[str, str, str]]:
-    """(ours, beside, aim in words) of what is held against an aim on CUDA only."""
-    return [
-        ("backup, restore", request_pool.UPSTREAM, requests.ABOVE_UPSTREAM.words),
-        ("backup, restore", f"{request_pool.OUT}, pinned", requests.NEAR_COPY.words),
-        ("localize_run, 4M ids", localize.COPY, localize.NEAR_COPY.words),
-        ("merge of c partials", merge.COPY, merge.NEAR_COPY.words),
-    ]
 
 
 def drawn(points: pd.DataFrame, sentences: Sequence[str]) -> pd.DataFrame:
@@ -286,8 +275,7 @@ def origin_of(rows: pd.DataFrame) -> Origin:
         values: Sequence[object] = rows[column].dropna().unique().tolist()
         return "/".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
 
-    on_gpu = not str(rows["device"].iloc[0]).startswith(CPU)
-    device = " --device cuda" if on_gpu else ""
+    device = "" if str(rows["device"].iloc[0]).startswith(CPU) else " --device cuda"
     return Origin(
         command=f"make bench ARGS='--repeat {told('runs')}{device}'",
         seed=None,
@@ -297,3 +285,97 @@ def origin_of(rows: pd.DataFrame) -> Origin:
         commit=told("commit") or None,
         created=told("created"),
     )
+
+
+def localize_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
+    """What a checked localization costs beside the stride, the mask and a copy; None: no rows."""
+    points = localize_points(rows)
+    # What a pool calls: the op where Triton serves, else the localization of a run not yet seen.
+    twin = ops.op_name(ops.LOCALIZE, "triton")
+    op = twin if twin in set(points["contender"]) else ops.FIRST
+    both = points[points["contender"].isin([op, ops.STRIDE])]
+    lengths = both.groupby("ids").size().loc[lambda found: found == 2].index
+    if not len(lengths):
+        return None
+    ids = IDS if IDS in lengths else max(lengths)
+    seconds = points[points["ids"] == ids].set_index("contender")["seconds"].to_dict()
+    mine = seconds[op]
+    values: dict[str, Number] = {"device": slug, "op": op, "ids": ops.count_text(int(ids))}
+    values["each"] = mine / ids * 1e9
+    sentence = "Measured on {device}, runs of {ids} ids: {op} takes {each:.2g} ns an id"
+    for key, name, words in (
+        ("stride", ops.STRIDE, "{stride:.2g}x the time of an unchecked stride"),
+        ("mask", ops.MASK, "{mask:.2g}x that of the mask"),
+        ("copy", ops.COPY, "{copy:.2g}x that of a copy of the bytes it must move"),
+    ):
+        if name in seconds:
+            sentence += f", {words}"
+            values[key] = mine / seconds[name]
+    return Finding(f"cost-localize-{slug}", sentence, values)
+
+
+def copy_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
+    """Backup and restore beside upstream's loop and one copy, over all sizes; None: no rows."""
+    points = copy_points(rows)
+    values: dict[str, Number] = {"device": slug}
+    said = []
+    for op in ("backup", "restore"):
+        words = []
+        for measure, text in (
+            ("ratio", "{%s:.2g}x upstream's speed ({%s:.2g}x to {%s:.2g}x)"),
+            ("share", "{%s:.0%%} of the speed of one copy ({%s:.0%%} to {%s:.0%%})"),
+        ):
+            found = points[(points["op"] == op) & (points["measure"] == measure)]["value"]
+            if len(found):
+                keys = tuple(f"{op}_{measure}_{end}" for end in ("mid", "low", "high"))
+                words.append(text % keys)
+                values |= dict(zip(keys, median_and_ends(found), strict=True))
+                values[f"{op}_n"] = len(found)
+        if words:
+            said.append(f"{op} of {{{op}_n}} sizes: {' and '.join(words)}")
+    if not said:
+        return None
+    return Finding(f"cost-copies-{slug}", f"Measured on {{device}}, {'; '.join(said)}", values)
+
+
+def share_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
+    """Merge and owner write as shares of one copy, each by its contenders; None: no rows."""
+    values: dict[str, Number] = {"device": slug}
+    said = []
+    for i, (key, found) in enumerate(share_points(rows).groupby(["part", "contender"])):
+        part, contender = key
+        middle, low, high = median_and_ends(found["value"])
+        said.append(
+            f"{PARTS[str(part)]} by {{name{i}}} {{mid{i}:.0%}} ({{low{i}:.0%}} to {{high{i}:.0%}}, "
+            f"{{n{i}}} {'case' if len(found) == 1 else 'cases'})"
+        )
+        values |= {f"name{i}": str(contender), f"mid{i}": middle, f"n{i}": len(found)}
+        values |= {f"low{i}": low, f"high{i}": high}
+    if not said:
+        return None
+    sentence = f"Measured on {{device}}, share of the speed of one copy: {'; '.join(said)}"
+    return Finding(f"cost-shares-{slug}", sentence, values)
+
+
+def aim_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
+    """How many aims were met, and the one that was missed by most; None: nothing was aimed at."""
+    found = aims(rows)
+    if found.empty:
+        return None
+    met = int(found["met"].eq("yes").sum())
+    values: dict[str, Number] = {"device": slug, "met": met, "all": len(found)}
+    sentence = "Measured on {device}: {met} of {all} aims are met"
+    if met < len(found):
+        worst = found.iloc[int((found["ratio"] / found["aim"]).argmin())]
+        values |= {name: str(worst[name]) for name in ("case", "ours", "baseline")}
+        values |= {name: float(worst[name]) for name in ("ratio", "aim")}
+        sentence += (
+            "; furthest from its aim is {ours} beside {baseline} ({case}): {ratio:.2g} where "
+            "{aim:.2g} was aimed at"
+        )
+    return Finding(f"cost-aims-{slug}", sentence, values)
+
+
+def median_and_ends(values: "pd.Series[float]") -> tuple[float, float, float]:
+    """(median, least, largest) of the medians of several cases."""
+    return float(values.median()), float(values.min()), float(values.max())
