@@ -50,7 +50,7 @@ IDS = torch.arange(8, 14)
         (
             lambda: merge_partials([]),
             IndexSpaceError,
-            "merge_partials needs at least one partial",
+            "a merge takes one partial a rank",
         ),
         (
             lambda: merge_stacked(torch.zeros(2, 3, 4), torch.zeros(2, 4)),

@@ -1,5 +1,8 @@
 """Laws of the owner's write: each token once, on one rank, and nothing else anywhere."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -17,7 +20,7 @@ def test_all_ranks_together_store_each_token_once_and_touch_nothing_else(
     backend: Backend, c: int, interleave: int, n: int
 ) -> None:
     layout = DcpLayout(c, 2 * interleave, 4, interleave)
-    bounds = {"first_slot": layout.first_slot, "slot_end": layout.slot_end}
+    bounds: Any = {"first_slot": layout.first_slot, "slot_end": layout.slot_end}
     ids = layout.first_slot + torch.randperm(layout.capacity_tokens)[:n]
     ids[::4] = torch.randint(-1, layout.first_slot, (len(ids[::4]),))
     ids[3::7] = torch.tensor([-2, layout.slot_end, 2**40, -(2**60)]).repeat(10)[: len(ids[3::7])]
@@ -46,7 +49,8 @@ def test_the_bound_on_the_rows_is_exact_for_every_slot_end(c: int, interleave: i
     )
     for slot_end in range(1, 40):
         needed = 1 + max(shard.row(slot) for slot in range(slot_end))
-        bounds = {"first_slot": 0, "slot_end": slot_end}
-        set_mla_kv_buffer(torch.zeros(needed, 2), none, some, some, shard, **bounds)
-        with pytest.raises(LayoutError, match="must have a row for every slot"):
-            set_mla_kv_buffer(torch.zeros(needed - 1, 2), none, some, some, shard, **bounds)
+        for rows in (needed, needed - 1):
+            parts = (torch.zeros(rows, 2), none, some, some)
+            refused = pytest.raises(LayoutError, match="must have a row for every slot")
+            with refused if rows < needed else nullcontext():
+                set_mla_kv_buffer(*parts, shard, first_slot=0, slot_end=slot_end)
