@@ -31,8 +31,8 @@ from kvlab.engine.model import load_model
 from kvlab.engine.model.tiny import new_tiny_model
 from kvlab.files import whole_file
 from kvlab.lab.origin import collect_origin
+from kvlab.viz.drift import loss_curve_figure
 from kvlab.viz.save import save_figure
-from kvlab.viz.training import NAME, loss_curve_figure
 from scripts.train_tiny import recall
 from scripts.train_tiny.corpus import SYMBOLS, Corpus, read_corpus
 from scripts.train_tiny.kda import training_kda
@@ -125,7 +125,7 @@ def finish(folder: Path, sample: Sample, corpus: Corpus) -> None:
         part.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")
     curve = pd.DataFrame(lines)
     figure = loss_curve_figure(curve, facts["recall_chance"], origin)
-    save_figure(figure, NAME, curve, origin, folder)
+    save_figure(figure, "loss-curve", curve, origin, folder)
 
 
 def measure(model: Any, corpus: Corpus, sample: Sample) -> dict[str, Any]:

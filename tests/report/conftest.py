@@ -35,7 +35,7 @@ PANEL = (
     "panel = Panel(draw, points=range(2, 9))\n"
     "panel",
     "data = pd.DataFrame({'points': [2]})\n"
-    "saved = save_figure(panel.figure(), 'the_points', data, origin)\n"
+    "saved = save_figure(panel.drawing().figure, 'the_points', data, origin)\n"
     "print(record('points', 'There are {n} points.', {'n': 2}))",
 )
 FAILING = ("%# Fails\n\nWhere?", "a = 1", "raise ValueError('line one\\nthe last line')")
