@@ -31,7 +31,7 @@ from kvlab.cli.values import add_layout_arguments, device, whole
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, raw_use_census
 from kvlab.lab.crash import Code, Regime, page_census
-from kvlab.lab.crash_record import PLACE, make_record, write_record
+from kvlab.lab.crash_cuda import PLACE, make_record, write_record
 from kvlab.lab.origin import collect_origin
 
 SUMMARY = "the crash before the fix, on real pools, and the fix"

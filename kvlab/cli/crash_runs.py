@@ -8,7 +8,7 @@ from kvlab.cli.values import require_ranks
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 from kvlab.lab.crash import Code, CrashResult, CrashStudy, Regime
-from kvlab.lab.crash_child import ChildResult, crash_in_child
+from kvlab.lab.crash_cuda import ChildResult, crash_in_child
 
 # Slots of the largest pool that a regime is run on. Filling 2**23 slots takes about a minute;
 # the low regime touches few of them, and 2**27 take 2 GiB of memory.

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from kvlab.cli.doctor_checks import GROUPS, ROOT, Check, Question, libraries
-from kvlab.lab.crash_record import COMMAND, PLACE, read_record
+from kvlab.lab.crash_cuda import COMMAND, PLACE, read_record
 from kvlab.lab.findings import FOLDER_VARIABLE, output_folder
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

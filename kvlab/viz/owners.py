@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout
 from kvlab.lab.owners import OwnerStudy
-from kvlab.lab.slot_facts import describe as describe
+from kvlab.lab.owners import describe as describe
 from kvlab.viz.owner_fields import (
     ROW_IN,
     TALL_IN,

@@ -11,10 +11,8 @@ import torch
 
 from kvlab.cli import crash, crash_runs
 from kvlab.index import DcpLayout
-from kvlab.lab import crash_record
 from kvlab.lab.crash import page_census
-from kvlab.lab.crash_child import ChildResult
-from kvlab.lab.crash_record import read_record
+from kvlab.lab.crash_cuda import ChildResult, read_record
 from tests.cli.conftest import Run
 
 SMALL = ["crash", "--dcp-size", 2, "--page-size", 2]
@@ -227,7 +225,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A made-up GPU")
-    monkeypatch.setattr(crash_record, "driver", lambda: "123.45")
+    monkeypatch.setattr("kvlab.lab.crash_cuda.driver", lambda: "123.45")
     monkeypatch.setattr(crash_runs, "crash_in_child", lambda *_: DIED)
 
 

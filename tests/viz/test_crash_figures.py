@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from kvlab.index import DcpLayout
-from kvlab.lab.backup_steps import STEPS, BackupSteps
+from kvlab.lab.backup_walk import FOUR_STEPS, walk_layout
 from kvlab.lab.crash import CrashStudy, page_census
 from kvlab.lab.origin import Origin
 from kvlab.viz import crash
@@ -100,10 +100,11 @@ def test_each_hurt_request_has_a_bar_as_long_as_its_wrong_positions() -> None:
 
 def test_the_steps_name_every_position_that_a_row_or_a_host_copy_holds() -> None:
     layout = DcpLayout(4, 2, 9)
-    trace = BackupSteps(layout, 20).run()
-    fig = backup_steps_figure(trace.cells, trace.victim, layout, ORIGIN)
-    for ax, step in zip(fig.axes, STEPS, strict=True):
-        cells = trace.cells[trace.cells["step"] == step]
+    walk = walk_layout(layout, 19)
+    table = walk.table()
+    fig = backup_steps_figure(table, walk.victim, layout, ORIGIN)
+    for ax, step in zip(fig.axes, FOUR_STEPS.values(), strict=True):
+        cells = table[table["step"] == step]
         held = cells[cells["request"] >= 0]
         assert sorted(int(text.get_text()) for text in ax.texts) == sorted(held["position"])
         assert len(boxes(ax)) == len(cells)
@@ -116,8 +117,8 @@ def make(name: str) -> Figure:
         return crash.page_census_figure(census(), ORIGIN)
     if name == "steps":
         layout = DcpLayout(4, 2, 9)
-        trace = BackupSteps(layout, 20).run()
-        return backup_steps_figure(trace.cells, trace.victim, layout, ORIGIN)
+        walk = walk_layout(layout, 19)
+        return backup_steps_figure(walk.table(), walk.victim, layout, ORIGIN)
     result = STUDY.run()
     if name == "saved":
         return crash.saved_rows_figure(result.saved, result.victim, ORIGIN)

@@ -17,8 +17,16 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
-from kvlab.lab.slot_facts import SlotFacts, describe, position_of, slot_facts
+from kvlab.lab.owners import (
+    ENGINE_RULES,
+    OwnerStudy,
+    SlotFacts,
+    describe,
+    parse_sizes,
+    position_of,
+    rule_interleave,
+    slot_facts,
+)
 from kvlab.viz.exported import publishable
 from kvlab.viz.panel import Panel
 from kvlab.viz.panel_html import Spot

@@ -15,7 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.errors import StudyError
-from kvlab.lab.node_walk import NodeWalk, Restore, node_walk
+from kvlab.lab.timeline import NodeWalk, Restore, node_walk
 from kvlab.viz.exported import publishable
 from kvlab.viz.panel import Panel
 from kvlab.viz.panel_html import Spot

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import KvlabError, StudyError
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy
-from kvlab.lab.slot_facts import describe, slot_facts
+from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, describe, slot_facts
 from kvlab.viz.widgets import owner_explorer, owner_explorer_figure
 from kvlab.viz.widgets.owner import BY_HAND, NUM_PAGES, SIZES, owner_hover, plan, study_of
 

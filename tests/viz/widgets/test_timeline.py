@@ -4,7 +4,7 @@ import pytest
 
 from kvlab.engine import NodeConfig, StepNode
 from kvlab.errors import StudyError
-from kvlab.lab.node_walk import RESERVE, node_walk, requests
+from kvlab.lab.timeline import RESERVE, node_walk, requests
 from kvlab.viz.widgets import retraction_timeline, retraction_timeline_figure
 from kvlab.viz.widgets.timeline import CAPACITIES, SIZES, timeline_hover, timeline_table
 
