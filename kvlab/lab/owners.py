@@ -7,8 +7,8 @@ another token.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,6 +22,9 @@ from kvlab.index import (
     localize_strided,
     slots_of_blocks,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,14 @@ class OwnerStudy:
         need = self.layout.pages_for(self.start + self.length)
         return tuple(range(1, min(need, self.layout.num_pages) + 1))
 
-    def table(self) -> pd.DataFrame:
-        """One row a position: position, slot, page, owner, row, and what raw use would hit.
+    def table(self) -> "pd.DataFrame":
+        """The columns as a frame, one row a position."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns())
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Of each position: position, slot, page, owner, row, and what raw use would hit.
 
         ``raw``: 'right' (slot and row are one number on the owner), 'another slot' or 'out of
         range'; ``raw_slot``: the slot that the owner keeps in row number ``slot`` (-1: none).
@@ -93,24 +102,27 @@ class OwnerStudy:
             "out of range" if h < 0 else "right" if h == s else "another slot"
             for h, s in zip(hit.tolist(), slots.tolist(), strict=True)
         ]
-        return pd.DataFrame(
-            {
-                "position": range(self.start, end),
-                "slot": slots.tolist(),
-                "page": (slots // lay.widened_page_size).tolist(),
-                "owner": owner.tolist(),
-                "row": row.tolist(),
-                "raw": raw,
-                "raw_slot": hit.tolist(),
-            }
-        )
+        return {
+            "position": list(range(self.start, end)),
+            "slot": slots.tolist(),
+            "page": (slots // lay.widened_page_size).tolist(),
+            "owner": owner.tolist(),
+            "row": row.tolist(),
+            "raw": raw,
+            "raw_slot": hit.tolist(),
+        }
 
-    def lens(self) -> pd.DataFrame:
+    def lens(self) -> "pd.DataFrame":
         """One row a rank: how many of the run's positions it holds."""
+        import pandas as pd
+
+        return pd.DataFrame({"rank": range(self.layout.dcp_size), "positions": self.held()})
+
+    def held(self) -> list[int]:
+        """How many of the run's positions each rank holds."""
         lay = self.layout
         run, start = torch.tensor([self.length]), torch.tensor([self.start])
-        held = [int(get_dcp_lens(run, lay.shard(r), start)) for r in range(lay.dcp_size)]
-        return pd.DataFrame({"rank": range(lay.dcp_size), "positions": held})
+        return [int(get_dcp_lens(run, lay.shard(r), start)) for r in range(lay.dcp_size)]
 
 
 def _shown(pages: Sequence[int], most: int = 12) -> str:
@@ -118,7 +130,7 @@ def _shown(pages: Sequence[int], most: int = 12) -> str:
     return f"[{', '.join(map(str, pages[:most]))}{more}]"
 
 
-def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.DataFrame:
+def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> "pd.DataFrame":
     """Every row of the first pages of every rank's buffer and the slot that it stores.
 
     Columns rank, row, page, slot. Page 0 is the padding page. Errors: StudyError.
@@ -128,6 +140,8 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.Dat
             f"a buffer map has first_page in [0, {layout.num_pages}] and pages >= 1: got "
             f"first_page={first_page}, pages={pages}"
         )
+    import pandas as pd
+
     last = min(first_page + pages, layout.num_pages + 1)
     rows = torch.arange(first_page * layout.page_size, last * layout.page_size)
     parts = [
@@ -144,7 +158,7 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.Dat
     return pd.concat(parts, ignore_index=True)
 
 
-def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> pd.DataFrame:
+def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> "pd.DataFrame":
     """One row a rank: the rows that four ways of localizing a run from position 0 give it.
 
     Args:
@@ -154,6 +168,8 @@ def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> pd.DataFrame:
     Columns: ``rank``; lists of rows: ``mask`` (always right), ``localize``, ``stride`` (unchecked),
     ``cut_first`` (unchecked stride in each chunk). The layout only has to hold the ids.
     """
+    import pandas as pd
+
     layout = DcpLayout(dcp_size, 1, int(ids.max()) // dcp_size + 1)
     parts = [ids[at : at + chunk] for at in range(0, len(ids), chunk)]
     return pd.DataFrame(

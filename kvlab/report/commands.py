@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvlab.lab.bench import __main__ as bench
-from kvlab.lab.drift import token_drift
+from kvlab.lab.drift import study
 from kvlab.report.options import notebooks_parser, pictures_parser
-from kvlab.viz.widgets import __main__ as explorers
+from kvlab.viz import widgets as explorers
 
 #: Name -> parser of what ``python -m`` runs beside the command kvlab.
 MODULES = {
     "kvlab.report.notebooks": notebooks_parser,
     "kvlab.report.pictures": pictures_parser,
     "kvlab.lab.bench": bench.parser,
-    "kvlab.lab.drift.token_drift": token_drift.parser,
+    "kvlab.lab.drift.study": study.parser,
     "kvlab.viz.widgets": explorers.parser,
 }
 

@@ -30,7 +30,8 @@ def test_the_ranks_hold_every_cached_position_once_in_the_pool_or_on_the_host(
     walk: BackupWalk,
 ) -> None:
     every = list(range(len(walk.old)))
-    held = ((every, []), ([], every), ([], every), (every, []))
+    none: list[int] = []
+    held = ((every, none), (none, every), (none, every), (every, none))
     for step, (buffer, host) in zip(FOUR_STEPS.values(), held, strict=True):
         assert positions(walk, step, "buffer") == buffer
         assert positions(walk, step, "host") == host

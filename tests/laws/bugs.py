@@ -174,7 +174,7 @@ BUGS = (
     ),
     Bug(
         "a restore with other bits is counted as the same",
-        "lab/drift/cells.py",
+        "lab/drift/faults.py",
         "self.different += 1",
         "self.same += 1",
         "tests/lab/drift/test_runs.py::"

@@ -6,7 +6,7 @@ from random import Random
 import torch
 
 from kvlab.attn import Partial, merge_stacked
-from kvlab.lab.drift.metrics import first_above, repetition_rate
+from kvlab.lab.drift import first_above, repetition_rate
 from kvlab.teach.checking import Inputs
 from kvlab.teach.exercise import Exercise
 from kvlab.teach.judges import merge_exposes

@@ -1,4 +1,4 @@
-"""``ModelCells`` with one defect each, and the two defective merges: what ``defects`` only names.
+"""The defects in code: ``ModelCells`` with one defect each, and the two defective merges.
 
 Each class changes one act of the right cells and leaves the rest. A row "does not come back" means
 that its new place keeps what it held before, as on a server that has run for a while: the study
@@ -13,23 +13,25 @@ import torch
 from torch import Tensor
 
 from kvlab.attn import Partial, merge_partials
-from kvlab.engine.model import ModelCells, ShardedModel
+from kvlab.engine.model import ModelCells
 from kvlab.errors import PoolError
 from kvlab.index import WidenedSlots
 from kvlab.lab import crash
 from kvlab.memory import KvBackup, MLATokenToKVPool
 
-Copies = list[list[list[Tensor]]]
 State = tuple[Tensor, Tensor]
+NO_STATE = (torch.empty(0), torch.empty(0))
 
 
 class Verified(ModelCells):
     """The right cells. What comes back is compared bit by bit with what was given up, and counted
-    instead of refused: ``same`` and ``different`` restores."""
+    instead of refused: ``same`` and ``different`` restores. ``kept``: what a defect notes, by
+    request or state slot."""
 
     def __init__(self, *given: Any, **rules: Any) -> None:
         super().__init__(*given, verify=True, **rules)
         self.same = self.different = 0
+        self.kept: dict[int | None, Any] = {}
 
     def check(self, rid: int, slots: WidenedSlots) -> None:
         """Count where a restore is due to be compared; else as the right cells."""
@@ -42,14 +44,39 @@ class Verified(ModelCells):
                 raise
             self.different += 1
 
+    def rows(self, slots: WidenedSlots) -> Tensor:
+        """The stored rows of all positions ``(layers, positions, elements)``, a copy."""
+        ranks = self.sharded.pools.ranks
+        layers, _, elements = ranks[0].buffer.shape
+        found = ranks[0].buffer.new_empty(layers, len(slots), elements)
+        for pool in ranks:
+            here = pool.resolve(slots)
+            found[:, here.source] = pool.buffer[:, here.ids]
+        return found
+
+    def put_rows(self, slots: WidenedSlots, rows: Tensor) -> None:
+        """Store what ``rows`` gave, each row on its owner."""
+        for pool in self.sharded.pools.ranks:
+            here = pool.resolve(slots)
+            pool.buffer[:, here.ids] = rows[:, here.source]
+
+    def state(self, rid: int) -> State:
+        """The state of a running request, a copy; two empty tensors for a model without state."""
+        states, slot = self.sharded.pools.states, self._held[rid].state
+        if states is None or slot is None:
+            return NO_STATE
+        return states.conv[:, slot].clone(), states.temporal[:, slot].clone()
+
+    def put_state(self, rid: int, state: State | None) -> None:
+        """Set the state of a running request; None: to zeros. Nothing for a model without."""
+        states, slot = self.sharded.pools.states, self._held[rid].state
+        if states is not None and slot is not None:
+            states.conv[:, slot], states.temporal[:, slot] = state or (0.0, 0.0)
+
 
 class _Displaced(Verified):
     """What the index defects share: rows are put back where ``_ids`` says, and not where they
     belong. Copies are made and written as upstream does it, per layer and chunk."""
-
-    def __init__(self, *given: Any, **rules: Any) -> None:
-        super().__init__(*given, **rules)
-        self._copies: dict[int, Copies] = {}
 
     def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
         raise NotImplementedError
@@ -57,14 +84,14 @@ class _Displaced(Verified):
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         made = super().back_up(rid, slots)
         ranks = self.sharded.pools.ranks
-        self._copies[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
+        self.kept[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
         return made
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        held = rows_of(self.sharded, slots)
+        held = self.rows(slots)
         super().restore(rid, backups, slots)
-        put_rows(self.sharded, slots, held)
-        for pool, copies in zip(self.sharded.pools.ranks, self._copies.pop(rid), strict=True):
+        self.put_rows(slots, held)
+        for pool, copies in zip(self.sharded.pools.ranks, self.kept.pop(rid), strict=True):
             crash.copy_in(pool.buffer, copies, self._ids(pool, slots))
 
 
@@ -87,20 +114,16 @@ class TranslatedTwice(_Displaced):
 class OldRows(Verified):
     """Rows go to the slots that the request gave up, whoever holds them now."""
 
-    def __init__(self, *given: Any, **rules: Any) -> None:
-        super().__init__(*given, **rules)
-        self._old: dict[int, WidenedSlots] = {}
-
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        self._old[rid] = WidenedSlots(slots.ids.clone())
+        self.kept[rid] = WidenedSlots(slots.ids.clone())
         return super().back_up(rid, slots)
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        held = rows_of(self.sharded, slots)
+        held = self.rows(slots)
         super().restore(rid, backups, slots)
-        right = rows_of(self.sharded, slots)
-        put_rows(self.sharded, slots, held)
-        put_rows(self.sharded, self._old.pop(rid), right)
+        right = self.rows(slots)
+        self.put_rows(slots, held)
+        self.put_rows(self.kept.pop(rid), right)
 
 
 class StateNotRestored(Verified):
@@ -108,44 +131,32 @@ class StateNotRestored(Verified):
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
         super().restore(rid, backups, slots)
-        conv, temporal = state_of(self, rid)
-        put_state(self, rid, (torch.zeros_like(conv), torch.zeros_like(temporal)))
+        self.put_state(rid, None)
 
 
 class StateStale(Verified):
     """The state slot keeps what its last user left, who may be the request itself."""
 
-    def __init__(self, *given: Any, **rules: Any) -> None:
-        super().__init__(*given, **rules)
-        self._left: dict[int | None, State] = {}
-
     def release(self, rid: int, slots: WidenedSlots) -> None:
-        self._left[self._held[rid].state] = state_of(self, rid)
+        self.kept[self._held[rid].state] = self.state(rid)
         super().release(rid, slots)
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
         super().restore(rid, backups, slots)
-        now = state_of(self, rid)
-        fresh = (torch.zeros_like(now[0]), torch.zeros_like(now[1]))
-        put_state(self, rid, self._left.get(self._held[rid].state, fresh))
+        self.put_state(rid, self.kept.get(self._held[rid].state))
 
 
 class SnapshotAhead(Verified):
     """After a restore the newest token runs twice, so the state has it twice. Its row is written
     to one place both times, which is why rows alone would not show it."""
 
-    def __init__(self, *given: Any, **rules: Any) -> None:
-        super().__init__(*given, **rules)
-        self._ahead: set[int] = set()
-
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
         super().restore(rid, backups, slots)
-        self._ahead.add(rid)
+        self.kept[rid] = True
 
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         for rid, slot in zip(rids.tolist(), slots, strict=True):
-            if rid in self._ahead:
-                self._ahead.discard(rid)
+            if self.kept.pop(rid, False):
                 held = self._held[rid]
                 run = WidenedSlots(torch.cat([held.ids, slot[None]]))
                 self.sharded.decode([self.streams[rid].tokens[-1]], [run], [held.state])
@@ -158,27 +169,26 @@ class SnapshotBehind(Verified):
     def __init__(self, *given: Any, **rules: Any) -> None:
         super().__init__(*given, **rules)
         self._before: dict[int, State] = {}
-        self._saved: dict[int, State] = {}
 
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         for rid in set(rids.tolist()) & self._held.keys():
-            self._before[rid] = state_of(self, rid)
+            self._before[rid] = self.state(rid)
         super().write(rids, positions, slots)
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         if rid in self._before:
-            self._saved[rid] = self._before[rid]
+            self.kept[rid] = self._before[rid]
         return super().back_up(rid, slots)
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        held = rows_of(self.sharded, slots)
+        held = self.rows(slots)
         super().restore(rid, backups, slots)
-        if rid not in self._saved:
+        if rid not in self.kept:
             return  # nothing was decoded yet: the snapshot of a prefill is whole
-        right = rows_of(self.sharded, slots)
+        right = self.rows(slots)
         right[:, -1] = held[:, -1]
-        put_rows(self.sharded, slots, right)
-        put_state(self, rid, self._saved.pop(rid))
+        self.put_rows(slots, right)
+        self.put_state(rid, self.kept.pop(rid))
 
 
 class NanPadding(Verified):
@@ -230,35 +240,3 @@ MERGES: Mapping[str, Callable[[Sequence[Partial]], Partial]] = {
     "wrong_log_base": wrong_log_base,
     "empty_lse_zero": empty_lse_zero,
 }
-
-
-def rows_of(sharded: ShardedModel, slots: WidenedSlots) -> Tensor:
-    """The stored rows of all positions ``(layers, positions, elements)``, a copy."""
-    first = sharded.pools.ranks[0].buffer
-    found = first.new_empty(first.shape[0], len(slots), first.shape[2])
-    for pool in sharded.pools.ranks:
-        here = pool.resolve(slots)
-        found[:, here.source] = pool.buffer[:, here.ids]
-    return found
-
-
-def put_rows(sharded: ShardedModel, slots: WidenedSlots, rows: Tensor) -> None:
-    """Store what ``rows_of`` gave, each row on its owner."""
-    for pool in sharded.pools.ranks:
-        here = pool.resolve(slots)
-        pool.buffer[:, here.ids] = rows[:, here.source]
-
-
-def state_of(cells: ModelCells, rid: int) -> State:
-    """The state of a running request, a copy; two empty tensors for a model without state."""
-    states, slot = cells.sharded.pools.states, cells._held[rid].state
-    if states is None or slot is None:
-        return torch.empty(0), torch.empty(0)
-    return states.conv[:, slot].clone(), states.temporal[:, slot].clone()
-
-
-def put_state(cells: ModelCells, rid: int, state: State) -> None:
-    """Set the state of a running request; a model without state has none to set."""
-    states, slot = cells.sharded.pools.states, cells._held[rid].state
-    if states is not None and slot is not None:
-        states.conv[:, slot], states.temporal[:, slot] = state
