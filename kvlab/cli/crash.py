@@ -52,11 +52,9 @@ def record_file(text: str) -> Path:
 
 def with_record_place(words: Sequence[str]) -> list[str]:
     """``words`` with the place after a --record that names none."""
-    bare = [
-        word == "--record" and next_.startswith("--") for word, next_ in pairwise([*words, "--"])
-    ]
     return [
-        f"{word}={RECORDED}" if is_bare else word for word, is_bare in zip(words, bare, strict=True)
+        f"--record={RECORDED}" if word == "--record" and after.startswith("--") else word
+        for word, after in pairwise([*words, "--"])
     ]
 
 
@@ -174,13 +172,11 @@ class Run:
             ended = {"exit_code": self.child.exit_code, "tail": list(self.child.tail)}
             return head | {"in_child": True} | ended
         damaged = Counter(self.result.damaged["request"].tolist() if self._damaged else [])
-        by_rank = (
-            [] if self.error else output.records(output.columns_of(self.result.wrong_by_rank()))
-        )
+        by_rank = {} if self.error else output.columns_of(self.result.wrong_by_rank())
         return head | {
             "in_child": False,
             **self.result.summary(),
-            "wrong_by_rank": by_rank,
+            "wrong_by_rank": output.records(by_rank),
             "damaged_by_request": [
                 {"request": rid, "rows": rows} for rid, rows in sorted(damaged.items())
             ],
