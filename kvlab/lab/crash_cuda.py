@@ -219,7 +219,8 @@ def read_record(place: Path) -> CrashRecord:
         told: Any = json.loads(place.read_text(encoding="utf-8"))
         record = CrashRecord(**{**told, "output": tuple(told["output"])})
         wrong = [f.name for f in fields(CrashRecord) if not _is_of(getattr(record, f.name), f.type)]
-        if record.exit_code == 0 or not record.output or wrong:
+        lines = told["output"] if isinstance(told["output"], list) else []
+        if record.exit_code == 0 or not lines or wrong:
             raise ValueError(f"no crash, or a value of another type: {', '.join(wrong) or 'none'}")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         why = error.strerror if isinstance(error, OSError) else error
