@@ -427,10 +427,6 @@ def test_a_damaged_table_is_refused_by_name(tmp_path: Path, change: object, mess
         read_token_drift(tmp_path)
 
 
-def test_the_table_says_how_it_was_made() -> None:
-    assert "token_drift" in (FOLDER / "token_drift.json").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_names_of_floor_and_tolerance_do_not_lie_on_one_another(dtype: str) -> None:
     fig = drift_explorer_figure("forced_fixed", dtype, 8, 6, 24, "single")
