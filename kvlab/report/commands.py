@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvlab.lab.bench import __main__ as bench
 from kvlab.lab.drift import study
 from kvlab.report.options import notebooks_parser, pictures_parser
-from kvlab.viz.widgets import __main__ as explorers
+from kvlab.viz import widgets as explorers
 
 #: Name -> parser of what ``python -m`` runs beside the command kvlab.
 MODULES = {

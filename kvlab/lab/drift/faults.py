@@ -16,7 +16,7 @@ from kvlab.attn import Partial, merge_partials
 from kvlab.engine.model import ModelCells
 from kvlab.errors import PoolError
 from kvlab.index import WidenedSlots
-from kvlab.lab import before_fix
+from kvlab.lab import crash
 from kvlab.memory import KvBackup, MLATokenToKVPool
 
 State = tuple[Tensor, Tensor]
@@ -101,12 +101,12 @@ class WidenedAsRows(Verified):
 
     def leaves(self, rid: int, slots: WidenedSlots) -> None:
         ranks = self.sharded.pools.ranks
-        self.kept[rid] = [before_fix.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
+        self.kept[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
 
     def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         self.put_rows(slots, held)
         for pool, copies in zip(self.sharded.pools.ranks, self.kept.pop(rid), strict=True):
-            before_fix.copy_in(pool.buffer, copies, self._ids(pool, slots))
+            crash.copy_in(pool.buffer, copies, self._ids(pool, slots))
 
 
 class TranslatedTwice(WidenedAsRows):

@@ -5,9 +5,8 @@ from random import Random
 import torch
 
 from kvlab.index import DcpLayout, Shard, owned_elements
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs, Verdict
-from kvlab.teach.exercise import Exercise
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs, Verdict
 
 NOTEBOOK = "01_two_index_spaces"
 
@@ -24,7 +23,7 @@ def _bounds(c: int, P: int, N: int) -> tuple[int, int, int, int]:
 
 def _layout(rng: Random, size: int) -> Inputs:
     N = rng.randint(1, 4) if size < 3 else rng.randint(2, 50 * size)
-    return {"c": draw.ranks(rng, size), "P": draw.page(rng, size), "N": N}
+    return {"c": path.ranks(rng, size), "P": path.page(rng, size), "N": N}
 
 
 def phase(start: int, c: int, rank: int) -> int:
@@ -38,8 +37,8 @@ def _phase(start: int, c: int, rank: int) -> int:
 
 
 def _chunk(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    return {"start": draw.number(rng, size), "c": c, "rank": rng.randrange(c)}
+    c = path.ranks(rng, size)
+    return {"start": path.number(rng, size), "c": c, "rank": rng.randrange(c)}
 
 
 def survivor(c: int, P: int, rank: int) -> int:
@@ -65,8 +64,8 @@ def _survives(answer: object, c: int, P: int, rank: int) -> Verdict:
 
 
 def _ranked(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    return {"c": c, "P": draw.page(rng, size), "rank": rng.randrange(c)}
+    c = path.ranks(rng, size)
+    return {"c": c, "P": path.page(rng, size), "rank": rng.randrange(c)}
 
 
 ALL = (

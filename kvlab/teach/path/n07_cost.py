@@ -8,11 +8,9 @@ import torch
 
 from kvlab.index import DcpLayout, Shard, get_dcp_lens
 from kvlab.memory import ModelGeometry
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
-from kvlab.teach.judges import arena_exposes, leak_exposes
-from kvlab.teach.suspects import RankBackups, ReusingArena
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
+from kvlab.teach.suspects import RankBackups, ReusingArena, arena_exposes, leak_exposes
 
 NOTEBOOK = "07_what_it_costs"
 
@@ -34,9 +32,9 @@ def _backup_bytes(
 
 
 def _geometry(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
+    c = path.ranks(rng, size)
     return {
-        "tokens": rng.randint(1, 10) if size < 3 else draw.number(rng, min(size, 6), 1),
+        "tokens": rng.randint(1, 10) if size < 3 else path.number(rng, min(size, 6), 1),
         "c": c,
         "rank": rng.randrange(c),
         "layers": rng.randint(1, 3) if size < 3 else rng.randint(4, 61),
@@ -59,7 +57,7 @@ def _seconds(tokens: int, c: int, token_bytes: int, gb_per_s: float) -> float:
 def _copy(rng: Random, size: int) -> Inputs:
     return {
         "tokens": rng.randint(1, 10) if size < 3 else rng.randint(1, 10**5),
-        "c": draw.ranks(rng, size),
+        "c": path.ranks(rng, size),
         "token_bytes": 10**9 if size < 3 else rng.randint(1, 50) * 10**4,
         "gb_per_s": float(rng.choice([1, 2, 10, 25, 55])),
     }
@@ -82,7 +80,7 @@ def _tokens_that_fit(budget: int, c: int, P: int, row: int, index: int) -> int:
 
 
 def _budget(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     row, index = rng.randint(2, 9) * 4**size, rng.randint(1, 3) * 3**size
     page = P * row + P * c * index
     pages = rng.randint(2, 4 + 10 * size)
@@ -126,7 +124,7 @@ def _node(rng: Random, size: int) -> Inputs:
     while True:
         given = {
             "token_bytes": rng.choice([8, 70]) * (1 if size < 3 else 1000) + rng.randrange(9),
-            "c": draw.ranks(rng, size),
+            "c": path.ranks(rng, size),
             "mb_per_s": rng.randint(1, 4) if size < 3 else rng.randint(2, 60) * 1000,
             "fixed_us": rng.randint(100, 900) if size < 3 else rng.randint(10, 5000),
             "prefill_per_s": rng.choice([2, 5, 10, 20, 40, 80, 200]) * 1000,
@@ -146,8 +144,8 @@ def expose_host(capacity: int, c: int) -> tuple[list[int], list[int]]:
 
 
 def _host(rng: Random, size: int) -> Inputs:
-    capacity = rng.randint(4, 20) if size < 3 else draw.number(rng, size, low=10)
-    return {"capacity": capacity, "c": draw.ranks(rng, size)}
+    capacity = rng.randint(4, 20) if size < 3 else path.number(rng, size, low=10)
+    return {"capacity": capacity, "c": path.ranks(rng, size)}
 
 
 def expose_arena(capacity: int) -> list[int]:
@@ -156,7 +154,7 @@ def expose_arena(capacity: int) -> list[int]:
 
 
 def _capacity(rng: Random, size: int) -> Inputs:
-    return {"capacity": rng.randint(4, 20) if size < 3 else draw.number(rng, size, low=10)}
+    return {"capacity": rng.randint(4, 20) if size < 3 else path.number(rng, size, low=10)}
 
 
 ALL = (

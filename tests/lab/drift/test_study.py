@@ -23,7 +23,7 @@ from kvlab.lab.drift.results import TABLES
 from kvlab.lab.drift.study import model_digest, weights_digest
 from kvlab.lab.keep import Values
 from kvlab.memory.published import data_path
-from kvlab.viz.drift_scale import origin_of
+from kvlab.viz.drift import origin_of
 
 
 @pytest.fixture(scope="module")
