@@ -103,7 +103,6 @@ def hand_over(
             )
         state = prefill.states.get_cpu_copy(source_state)
         decode.states.check_load(state, target_state)
-    first.before_read()
     for pool, moves in zip(decode.ranks, plan, strict=True):
         # Bytes, not values: what a row is made of beside its elements comes along.
         pool.before_write()
