@@ -9,7 +9,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from kvlab.report.check import problems
 from kvlab.report.notebooks import main
-from kvlab.report.stamps import MAX_NOTEBOOK_BYTES, stamp, write_notebook
+from kvlab.report.notebook_files import MAX_NOTEBOOK_BYTES, stamp, write_notebook
 
 HOME = "/" + "home/someone"
 Change = Callable[[NotebookNode], object]

@@ -15,7 +15,7 @@ from kvlab.report.check import problems
 from kvlab.report.execute import Failure, Outcome, Progress, execute_all, worker_count
 from kvlab.report.kernel import kernel_environment
 from kvlab.report.notebooks import main
-from kvlab.report.stamps import ReportError, check_stamp, read_notebook
+from kvlab.report.notebook_files import ReportError, check_stamp, read_notebook
 
 from .conftest import DYING, FAILING, GOOD, HANGING, PANEL
 

@@ -9,7 +9,7 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 
 from kvlab.report import Report
 from kvlab.report.pages import describe, markdown_body, notebook_body
-from kvlab.report.stamps import find_beside
+from kvlab.report.notebook_files import find_beside
 
 
 def markdown(source: str) -> NotebookNode:

@@ -14,7 +14,7 @@ import pytest
 
 from kvlab.report.execute import execute_all
 from kvlab.report.place import FORMAT, MANIFEST, TakenError, held, swapped_in
-from kvlab.report.stamps import ReportError
+from kvlab.report.notebook_files import ReportError
 
 
 def write_report(folder: Path, *files: str) -> Path:

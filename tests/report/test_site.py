@@ -12,7 +12,7 @@ from kvlab.report.content import Chapter, Content, write_site
 from kvlab.report.pages import describe
 from kvlab.report.reference import read_layers
 from kvlab.report.site import DARK, DOCUMENTS, LIGHT, navigation, root_of, style_sheet
-from kvlab.report.stamps import find_beside, find_notebooks, read_notebook
+from kvlab.report.notebook_files import find_beside, find_notebooks, read_notebook
 from kvlab.viz.save import figure_registry
 
 from .site_checks import faults

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from kvlab.report.stamps import (
+from kvlab.report.notebook_files import (
     ReportError,
     check_stamp,
     clean,

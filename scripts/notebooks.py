@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from kvlab.report.stamps import (
+from kvlab.report.notebook_files import (
     MAX_NOTEBOOK_BYTES,
     WIDGET_VIEW,
     check_stamp,

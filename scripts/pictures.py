@@ -16,7 +16,7 @@ from kvlab.errors import KvlabError
 from kvlab.files import whole_file
 from kvlab.report.options import pictures_parser
 from kvlab.report.place import MANIFEST
-from kvlab.report.stamps import ReportError
+from kvlab.report.notebook_files import ReportError
 
 PICTURES = ("owner-slots", "silent-wrong-row", "retractions-by-dcp", "drift-by-condition")
 ENDINGS = ("png", "json")
