@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
-CORE = ("torch", "numpy", "pandas", "joblib", "tqdm")
+CORE = ("torch", "numpy", "pandas", "joblib", "typer")
 #: What each target imports; the others have the notebooks' libraries too, and say it themselves.
 TARGETS = {"bench": CORE, "gpu": (*CORE, "pytest", "hypothesis")}
 

@@ -1,50 +1,77 @@
 """``kvlab report``: the notebooks executed, and a folder that works offline."""
 
-import argparse
 import json
 import sys
 from contextlib import nullcontext, redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
 
-import pandas as pd
+import typer
 
-from kvlab.cli.output import STDOUT, Places, add_csv_argument, file_of, write_csv
+from kvlab.cli import output
+from kvlab.cli.output import STDOUT, UsageError, option
+from kvlab.errors import KvlabError
 
-SUMMARY = "execute the notebooks and write the report"
-DESCRIPTION = """\
-Execute all notebooks and write the report: an index page that works offline, each notebook as
-HTML, every figure as SVG, PDF and PNG with its CSV, and a manifest with seeds, versions and
-durations. A report that fails leaves the old one as it was.
-"""
-EPILOG = """\
+EPILOG = """\b
 examples:
   kvlab report                                with the workload that ships with kvlab
   kvlab report --trace requests.csv --jobs 2  with your own trace
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``kvlab report``."""
-    from kvlab.report import add_arguments as add
+def run(
+    ctx: typer.Context,
+    out: Annotated[Path, option("DIR", "The folder of the report.")] = Path("build/report"),
+    trace: Annotated[Path | None, option("FILE", "A trace, for the workload that ships.")] = None,
+    jobs: Annotated[int | None, option("N", "Notebooks at a time (as many as cores).")] = None,
+    notebooks: Annotated[
+        list[Path] | None,
+        option("PATH...", "Notebooks, or folders of them (all)."),
+    ] = None,
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    as_json: Annotated[
+        bool, option(None, "Print the manifest on standard output.", "--json")
+    ] = False,
+    csv: Annotated[Path | None, output.csv_option("one row a figure")] = None,
+) -> int:
+    """Execute the notebooks and write the report.
 
-    add(parser)
-    add_csv_argument(parser, "one row a figure")
+    The report is a folder that works offline: each notebook as HTML, every figure as SVG, PDF and
+    PNG with its CSV, and a manifest with seeds, versions and durations. A report that fails leaves
+    the old one as it was. Exit code 1: a notebook failed; 2: an option or the place is of no use.
+    """
+    if more and not notebooks:
+        raise UsageError(
+            f"a report takes options alone: got {str(more[0])!r}; did you mean --notebooks?"
+        )
+    paths = [*(notebooks or ()), *(more or ())]
+    output.begin(
+        ctx,
+        {"--trace": trace, **{f"--notebooks {path}": path for path in paths}},
+        {},
+        {"--out": out},
+    )
+    from kvlab.report import NotebookFailed, build_report
+    from kvlab.report.kernel import unused_trace
 
-
-def places(given: argparse.Namespace) -> tuple[Places, Places, Places]:
-    """What the options read, what they write, and the folder that is replaced."""
-    notebooks = {f"--notebooks {path}": path for path in given.notebooks or ()}
-    inputs, outputs = {"--trace": given.trace, **notebooks}, {"--csv": file_of(given.csv)}
-    return inputs, outputs, {"--out": given.out}
-
-
-def run(given: argparse.Namespace) -> int:
-    """Build the report; return the exit code."""
-    from kvlab.report import run as build
-
-    with redirect_stdout(sys.stderr) if given.csv == STDOUT else nullcontext():
-        code = build(given)
-    if code == 0 and given.csv is not None:
-        manifest = json.loads((given.out / "manifest.json").read_text(encoding="utf-8"))
-        columns = ["name", "notebook", "title", "definition"]
-        write_csv(pd.DataFrame(manifest["figures"], columns=columns), given.csv)
-    return code
+    if trace is None and (note := unused_trace()) is not None:
+        output.note(note)
+    with redirect_stdout(sys.stderr) if csv == STDOUT else nullcontext():
+        try:
+            report = build_report(out, trace, jobs, paths or None)
+        except NotebookFailed:
+            raise
+        except KvlabError as error:
+            raise UsageError(str(error)) from None
+        except KeyboardInterrupt:
+            print("\nthe report was not changed", file=sys.stderr, end="")
+            raise
+        if as_json:
+            print(json.dumps(report.manifest, indent=1, ensure_ascii=False))
+        else:
+            print(f"report: {report.folder / 'index.html'}")
+    if csv is not None:
+        names = ("name", "notebook", "title", "definition")
+        figures: Any = report.manifest["figures"]
+        output.write_csv({name: [figure[name] for figure in figures] for name in names}, csv)
+    return 0

@@ -1,40 +1,23 @@
 """``kvlab retraction``: retractions over DCP sizes and memory budgets, simulated."""
 
-import argparse
-import sys
-from dataclasses import fields
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import pandas as pd
+import typer
 
-from kvlab.cli.output import (
-    Answer,
-    Places,
-    add_output_arguments,
-    aligned,
-    deliver,
-    file_of,
-    progress,
-    records,
-)
-from kvlab.cli.retraction_figure import add_figure_arguments, require_figure, write_figure
-from kvlab.cli.values import amounts, memory, seconds, sizes, whole
-from kvlab.engine.workload import Workload, default_workload, load_trace
+from kvlab.cli import output
+from kvlab.cli.output import Json, Table, option
 from kvlab.errors import StudyError
-from kvlab.lab.origin import collect_origin
-from kvlab.lab.retraction import COLUMNS, RetractionStudy, least_budget, suggest_budgets
-from kvlab.memory import given_geometry
-from kvlab.memory.geometry import DTYPES
 
-SUMMARY = "how often a decode node retracts, over DCP sizes and memory budgets"
-DESCRIPTION = """\
-Simulate a decode node that serves a workload, once for each DCP size and memory budget, and count
-the requests that it retracts. The workload is the one that ships with kvlab, or a trace of yours:
-an Azure CSV, a Mooncake JSONL, or a CSV with arrival_s,prompt_tokens,output_tokens. A budget is
-the KV memory of one rank. Every number is simulated. With --cache a run that was killed goes on
-where it stopped.
-"""
-EPILOG = """\
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from kvlab.lab.origin import Origin
+    from kvlab.lab.retraction import RetractionStudy
+
+EPILOG = """\b
 examples:
   kvlab retraction
   kvlab retraction --trace requests.csv --limit 500 --budgets 0.5,1 --csv out.csv
@@ -44,232 +27,234 @@ examples:
 """
 # Below this many simulated requests, starting processes takes longer than the work itself.
 SHORT = 100_000
-_STUDY = {field.name: field.default for field in fields(RetractionStudy)}
+ENDINGS = (".pdf", ".svg", ".png")
+node = partial(option, rich_help_panel="By what node")
+picture = partial(option, rich_help_panel="The picture")
+Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8_dsa_656"]
+CONCURRENCY, MODEL, SIZES = 128, "Kimi-Linear-48B-A3B", "1,2,4,8,16"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``kvlab retraction``."""
-    served = parser.add_argument_group("what is served")
-    served.add_argument("--trace", type=Path, metavar="FILE", help="a trace of requests")
-    served.add_argument("--limit", type=whole(1), metavar="N", help="its first N requests only")
-    loop = served.add_mutually_exclusive_group()
-    loop.add_argument(
-        "--concurrency",
-        type=whole(1),
-        default=_STUDY["concurrency"],
-        metavar="N",
-        help="at most N requests in the system at once (%(default)s)",
-    )
-    loop.add_argument(
-        "--open-loop",
-        dest="concurrency",
-        action="store_const",
-        const=None,
-        default=argparse.SUPPRESS,
-        help="no such bound: requests come at the times of the trace",
-    )
-    served.add_argument(
-        "--step-time",
-        type=seconds,
-        default=_STUDY["step_time_s"],
-        metavar="S",
-        help="seconds of a forward, which places arrivals on steps (%(default)s)",
-    )
-    _add_node_arguments(parser.add_argument_group("by what node"))
-    work = parser.add_argument_group("how it is run")
-    work.add_argument(
-        "--jobs",
-        type=whole(1),
-        metavar="N",
-        help="processes (default: as many as cores, or 1 where the study is short)",
-    )
-    work.add_argument(
-        "--cache", type=Path, metavar="DIR", help="keep finished rows in DIR and use those there"
-    )
-    add_output_arguments(parser, "one row a DCP size and memory budget")
-    add_figure_arguments(parser)
+def seconds(text: str) -> float:
+    """One finite time above 0 seconds. Errors: BadParameter."""
+    found = output.amounts(text)
+    if len(found) != 1:
+        raise typer.BadParameter(f"must be one number of seconds: got {text!r}")
+    return found[0]
 
 
-def _add_node_arguments(node: argparse._ArgumentGroup) -> None:
-    model = node.add_mutually_exclusive_group()
-    model.add_argument(
-        "--model",
-        default=_STUDY["model"],
-        metavar="NAME",
-        help="a model of data/models/geometry.csv; a wrong name lists them (%(default)s)",
-    )
-    model.add_argument(
-        "--geometry",
-        metavar="FIELDS",
-        help="a model of yours: mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64 and, if you "
-        "like, name=...; or a .json file with these",
-    )
-    node.add_argument(
-        "--dtype", choices=DTYPES, default=_STUDY["dtype"], help="storage of a row (%(default)s)"
-    )
-    node.add_argument(
-        "--dcp-sizes",
-        type=sizes,
-        default=_STUDY["dcp_sizes"],
-        metavar="LIST",
-        help="DCP sizes (1,2,4,8,16)",
-    )
-    node.add_argument(
-        "--budgets",
-        type=amounts,
-        metavar="LIST",
-        help="GiB of KV memory a rank (default: four around what the workload needs; 0.5,1,2,4 "
-        "for the shipped workload and the default model)",
-    )
-    node.add_argument(
-        "--page-size",
-        type=int,
-        default=_STUDY["page_size"],
-        metavar="P",
-        help="rows of one page (%(default)s)",
-    )
-    node.add_argument(
-        "--restore",
-        choices=("backup", "recompute"),
-        default=_STUDY["restore"],
-        help="how a retracted request comes back (%(default)s)",
-    )
-    node.add_argument(
-        "--host-gib",
-        type=memory,
-        metavar="G",
-        help="GiB of host memory for the backups of all ranks together (default: no bound)",
-    )
-    node.add_argument(
-        "--host-full",
-        choices=("abort", "recompute"),
-        help=f"what becomes of a request whose backup does not fit --host-gib "
-        f"({_STUDY['host_full']})",
-    )
-    node.add_argument(
-        "--reserved-decode-tokens",
-        type=whole(0),
-        default=_STUDY["reserved_decode_tokens"],
-        metavar="N",
-        help="room kept for each running request when another enters (%(default)s)",
-    )
-    node.add_argument(
-        "--force-retract-interval",
-        type=whole(1),
-        metavar="N",
-        help="retract one request every N-th forward (default: only when memory is short)",
-    )
+def figure_file(text: str) -> Path:
+    """The path ``text`` if a picture can be made there. Errors: BadParameter, before any work."""
+    if Path(text).suffix not in ENDINGS:
+        raise typer.BadParameter(
+            f"OUT ends in {', '.join(ENDINGS)}, which says what is drawn: got {text!r}; name a "
+            f"file with one of these"
+        )
+    return output.out_file(text)
 
 
-def study_of(given: argparse.Namespace) -> RetractionStudy:
-    """The study that the options describe. Errors: WorkloadError, StudyError, CapacityError."""
-    if given.host_full is not None and given.host_gib is None:
+def run(
+    ctx: typer.Context,
+    trace: Annotated[Path | None, option("FILE", "A trace of requests.")] = None,
+    limit: Annotated[int | None, option("N", "Its first N requests only.", min=1)] = None,
+    concurrency: Annotated[
+        int | None, option("N", f"Requests in the system at once ({CONCURRENCY}).", min=1)
+    ] = None,
+    open_loop: Annotated[
+        bool, option(None, "No such bound: requests come when the trace says.", "--open-loop")
+    ] = False,
+    step_time: Annotated[
+        float, option("S", "Of a forward, which places arrivals on steps.", parser=seconds)
+    ] = 0.025,
+    model: Annotated[
+        str | None, node("NAME", f"Of data/models/geometry.csv; a wrong name lists them ({MODEL}).")
+    ] = None,
+    geometry: Annotated[
+        str | None,
+        node(
+            "FIELDS",
+            "A model of yours: mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64 and, "
+            "if you like, name=...; or a .json file with these.",
+        ),
+    ] = None,
+    dtype: Annotated[Dtype, node(None, "Storage of a row.")] = "bf16",
+    dcp_sizes: Annotated[
+        Sequence[int] | None, node("LIST", f"DCP sizes ({SIZES}).", parser=output.sizes)
+    ] = None,
+    budgets: Annotated[
+        Sequence[float] | None,
+        node(
+            "LIST",
+            "GiB of KV memory a rank (four around what the workload needs).",
+            parser=output.amounts,
+        ),
+    ] = None,
+    page_size: Annotated[int, node("P", "Rows of one page.")] = 64,
+    restore: Annotated[
+        Literal["backup", "recompute"], node(None, "How a retracted request comes back.")
+    ] = "backup",
+    host_gib: Annotated[
+        float | None, node("G", "GiB of host memory for all backups (no bound).", min=0)
+    ] = None,
+    host_full: Annotated[
+        Literal["abort", "recompute"] | None,
+        node(None, "What becomes of a request whose backup does not fit there (abort)."),
+    ] = None,
+    reserved_decode_tokens: Annotated[
+        int, node("N", "Room kept for each running request when another enters.", min=0)
+    ] = 64,
+    force_retract_interval: Annotated[
+        int | None, node("N", "Retract a request every N-th forward (when memory is short).", min=1)
+    ] = None,
+    jobs: output.Jobs = None,
+    cache: output.Cache = None,
+    as_json: Json = False,
+    csv: Annotated[Path | None, output.csv_option("one row a DCP size and memory budget")] = None,
+    figure: Annotated[
+        Path | None,
+        picture("OUT", "Draw the counts into OUT, a .pdf, .svg or .png.", parser=figure_file),
+    ] = None,
+    columns: Annotated[
+        Literal["1", "2"] | None, picture(None, "As wide as so many columns of a paper (1).")
+    ] = None,
+    caption: Annotated[
+        Literal["inside", "beside"] | None,
+        picture(None, "Inside the picture, or beside it in a .txt (inside)."),
+    ] = None,
+) -> int:
+    """How often a decode node retracts, over DCP sizes and memory budgets.
+
+    Simulates a decode node that serves a workload, once for each DCP size and memory budget, and
+    counts the requests that it retracts. The workload is the one that ships with kvlab, or a trace
+    of yours: an Azure CSV, a Mooncake JSONL, or a CSV with arrival_s,prompt_tokens,output_tokens.
+    A budget is the KV memory of one rank. Every number is simulated. With --cache a run that was
+    killed goes on where it stopped.
+    """
+    if open_loop and concurrency is not None:
+        raise output.UsageError(
+            "--open-loop has no bound: got --concurrency as well; leave one out"
+        )
+    if model is not None and geometry is not None:
+        raise output.UsageError(
+            "--geometry is a model of yours: got --model as well; leave one out"
+        )
+    beside = figure.with_suffix(".txt") if figure is not None and caption == "beside" else None
+    line = output.begin(
+        ctx,
+        {"--trace": trace, "--geometry": None if geometry is None else Path(geometry)},
+        {"--figure": figure, "--caption beside": beside, "--cache": cache},
+        {},
+    )
+    for name, value in (("--columns", columns), ("--caption", caption)):
+        if figure is None and value is not None:
+            raise StudyError(
+                f"{name} is of a picture: got {name} {value} without --figure; name the file with "
+                f"--figure OUT, or leave {name} out"
+            )
+    if host_full is not None and host_gib is None:
         raise StudyError(
-            f"a host is full only where it has a bound: got --host-full {given.host_full} without "
+            f"a host is full only where it has a bound: got --host-full {host_full} without "
             f"--host-gib; name the GiB of host memory, or leave --host-full out"
         )
-    require_figure(given)
-    model = given.model if given.geometry is None else given_geometry(given.geometry)
-    if given.trace is not None:
-        workload = load_trace(given.trace, given.limit)
+    from kvlab.engine.workload import default_workload, load_trace
+    from kvlab.lab.origin import collect_origin
+    from kvlab.lab.retraction import RetractionStudy, suggest_budgets
+    from kvlab.memory import given_geometry
+
+    if trace is not None:
+        workload = load_trace(trace, limit)
     else:
-        workload = default_workload()
-        if given.limit is not None:
-            workload = workload.head(given.limit)
-    usual = given.trace is None and (model, given.dtype) == (
-        _STUDY["model"],
-        _STUDY["dtype"],
-    )
-    budgets = given.budgets
+        workload = default_workload() if limit is None else default_workload().head(limit)
+    at_once = None if open_loop else concurrency or CONCURRENCY
+    served = given_geometry(geometry) if geometry is not None else model or MODEL
     if budgets is None:
-        budgets = (
-            _STUDY["budgets_gib"]
-            if usual
-            else suggest_budgets(workload, model, given.dtype, given.concurrency)
-        )
-    return RetractionStudy(
+        usual = trace is None and (served, dtype) == (MODEL, "bf16")
+        ours = (0.5, 1.0, 2.0, 4.0)
+        budgets = ours if usual else suggest_budgets(workload, served, dtype, at_once)
+    study = RetractionStudy(
         workload=workload,
-        model=model,
-        dtype=given.dtype,
-        dcp_sizes=given.dcp_sizes,
-        budgets_gib=budgets,
-        page_size=given.page_size,
-        concurrency=given.concurrency,
-        restore=given.restore,
-        host_gib=given.host_gib,
-        host_full=given.host_full or str(_STUDY["host_full"]),
-        reserved_decode_tokens=given.reserved_decode_tokens,
-        step_time_s=given.step_time,
-        force_retract_interval=given.force_retract_interval,
+        model=served,
+        dtype=dtype,
+        dcp_sizes=tuple(dcp_sizes or output.sizes(SIZES)),
+        budgets_gib=tuple(budgets),
+        page_size=page_size,
+        concurrency=at_once,
+        restore=restore,
+        host_gib=host_gib,
+        host_full=host_full or "abort",
+        reserved_decode_tokens=reserved_decode_tokens,
+        step_time_s=step_time,
+        force_retract_interval=force_retract_interval,
     )
-
-
-def places(given: argparse.Namespace) -> tuple[Places, Places]:
-    """What the options read, what they write."""
-    picture = file_of(given.figure)
-    beside = (picture and given.caption == "beside" and picture.with_suffix(".txt")) or None
-    geometry = Path(given.geometry) if given.geometry is not None else None
-    outputs = {"--csv": file_of(given.csv), "--figure": picture, "--caption beside": beside}
-    return {"--trace": given.trace, "--geometry": geometry}, outputs | {"--cache": given.cache}
-
-
-def run(given: argparse.Namespace) -> int:
-    """Run the study that the options describe; return the exit code."""
-    study = study_of(given)
-    short = len(study.workload) * len(study.points()) < SHORT
-    jobs = given.jobs or (1 if short else None)
+    if jobs is None and len(study.workload) * len(study.points()) < SHORT:
+        jobs = 1
     try:
-        with progress("row") as told:
-            table = study.run(
-                jobs=jobs,
-                cache=given.cache,
-                progress=told,
-                note=lambda sentence: print(sentence, file=sys.stderr),
-            )
+        with output.progress("row") as told:
+            table = study.run(jobs=jobs, cache=cache, progress=told, note=output.note)
     except KeyboardInterrupt:
-        if given.cache is not None:
-            print(f"\nfinished rows are kept in {given.cache}", file=sys.stderr)
+        if cache is not None:
+            output.note(f"\nfinished rows are kept in {cache}")
         raise
-
-    origin = collect_origin(given.line, None, study.parameters(), "cpu")
+    origin = collect_origin(line, None, study.parameters(), "cpu")
+    found = output.columns_of(table)
 
     def document() -> dict[str, object]:
         return {
             "label": "simulated",
             "workload": study.workload.summary(),
             "parameters": study.parameters(),
-            "rows": records(table),
+            "rows": output.records(found),
             "origin": origin.as_dict(),
         }
 
     try:
-        deliver(Answer(lambda: _text(study, table), document, lambda: table), given)
+        output.deliver(ctx, lambda: _text(study, table), document, lambda: found)
     finally:  # a table that cannot be written does not cost the picture
-        write_figure(given, table, origin)
+        if figure is not None:
+            _draw(table, origin, figure, columns == "2", beside)
     if not table[["retractions", "aborted"]].to_numpy().any():
-        print(_hint(study), file=sys.stderr)
+        output.note(_hint(study))
     return 0
 
 
-def _text(study: RetractionStudy, table: pd.DataFrame) -> str:
-    work: Workload = study.workload
+def _draw(
+    table: "pd.DataFrame", origin: "Origin", out: Path, double: bool, beside: Path | None
+) -> None:
+    """Draw the counts into ``out``; the caption goes below the axes, or into the file ``beside``,
+    where a paper takes it from. Errors: KvlabError if a file cannot be written."""
+    from kvlab.viz.retraction import retractions_by_dcp_figure, retractions_by_dcp_text
+    from kvlab.viz.save import figure_title, rendered
+
+    fig = retractions_by_dcp_figure(
+        table, None if beside else origin, "double" if double else "single"
+    )
+    output.write_file(rendered(fig)[out.suffix[1:]], out, "picture", "--figure")
+    output.note(f"wrote {out} ({fig.get_figwidth():g} in wide)")
+    if beside is not None:
+        text = f"{figure_title(fig)}\n\n{retractions_by_dcp_text(table)}\n\n{origin.footer()}\n"
+        output.write_file(text.encode(), beside, "caption", "--figure")
+        output.note(f"wrote {beside}")
+
+
+def _text(study: "RetractionStudy", table: "pd.DataFrame") -> list[str | Table]:
+    from kvlab.lab.retraction import COLUMNS
+
+    work = study.workload
     loop = "open loop" if study.concurrency is None else f"{study.concurrency} at once"
     host, more = "", list[str]()
     if study.host_gib is not None and study.restore == "backup":
         host = f" to {study.host_gib:g} GiB of host, else {study.host_full}"
         more = ["declined_backups", "recomputed_tokens"]
-    return "\n".join(
-        [
-            f"simulated: {len(work):,} requests of {work.name} ({work.fingerprint}), {loop}; "
-            f"{study.parameters()['model']} in {study.dtype}, {study.token_bytes:,} bytes a token, "
-            f"{study.restore}{host}",
-            "",
-            aligned(table[[*COLUMNS, *more, "label"]], thousands=True),
-        ]
-    )
+    return [
+        f"simulated: {len(work):,} requests of {work.name} ({work.fingerprint}), {loop}; "
+        f"{study.parameters()['model']} in {study.dtype}, {study.token_bytes:,} bytes a token, "
+        f"{study.restore}{host}\n",
+        Table(output.columns_of(table[[*COLUMNS, *more, "label"]]), thousands=True),
+    ]
 
 
-def _hint(study: RetractionStudy) -> str:
+def _hint(study: "RetractionStudy") -> str:
+    from kvlab.lab.retraction import least_budget
+
     least = least_budget(study.workload, study.model, study.dtype) / min(study.dcp_sizes)
     lowest = min(study.budgets_gib)
     smaller = [budget / 8 for budget in study.budgets_gib if least < budget / 8 < lowest]

@@ -1,7 +1,7 @@
 """The rules of a decode node, as pure functions: a step's need, who is retracted, who may enter.
 
-Two schedulers obey these rules: ``StepNode`` runs every step on real pools, ``EventNode`` jumps
-from event to event and counts. Symbols: p prompt tokens, g generated tokens, W widened page.
+Two nodes obey these rules: ``StepNode`` runs every step on real pools, ``CountingNode`` counts and
+skips the quiet steps. Symbols: p prompt tokens, g generated tokens, W widened page.
 
 A request that decodes has ``p + g`` tokens, and KV for ``p + g - 1`` of them: the newest token has
 been sampled, its KV is written by the next forward at position ``p + g - 1``. Hence a page opens
@@ -19,9 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from kvlab.engine.shown import config_html
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
+from kvlab.show import facts, html
 
 Restore = Literal["backup", "recompute"]
 HostFull = Literal["abort", "recompute"]
@@ -141,21 +141,20 @@ class NodeConfig:
             )
         return -int(before)
 
-    def _rules(self) -> list[tuple[str, object, bool]]:
-        """(name, value, whether it is the default) of each field."""
-        return [
-            (f.name, value, value == f.default)
-            for f in fields(self)
-            for value in [getattr(self, f.name)]
-        ]
-
     def __repr__(self) -> str:
-        given = [f"{name}={value!r}" for name, value, default in self._rules() if not default]
+        rules = ((f, getattr(self, f.name)) for f in fields(self))
+        given = [f"{f.name}={value!r}" for f, value in rules if value != f.default]
         return f"NodeConfig({', '.join(given)})"  # the defaults left out
 
     def _repr_html_(self) -> str:
         """Every rule and its value, for a notebook cell."""
-        return config_html(self._rules())
+        rows = [
+            (f.name, f"{'none' if value is None else value}{' (default)' * (value == f.default)}")
+            for f in fields(self)
+            for value in [getattr(self, f.name)]
+        ]
+        title = "Node: its pool and the rules it follows (tokens, unless named otherwise)"
+        return html(facts(title, rows))
 
 
 _OPTIONAL = {

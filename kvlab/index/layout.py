@@ -19,9 +19,15 @@ and SGLang's kv-shard placement (``interleave = page_size``).
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, LayoutError
 from kvlab.show import Cell, Table, cut, facts, html, many, span, strip
+
+Ids = TypeVar("Ids", int, Tensor)
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
@@ -42,15 +48,6 @@ def require_int(name: str, value: object, low: int, rule: str) -> int:
     return value
 
 
-def require_turn(dcp_size: int, interleave: int) -> int:
-    """The slots of one turn over all ranks, ``dcp_size * interleave``. Errors: LayoutError."""
-    require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
-    require_int("interleave", interleave, 1, "slots stored in turn by one rank")
-    return require_int(
-        "dcp_size * interleave", dcp_size * interleave, 1, "the slots of one turn over all ranks"
-    )
-
-
 def require_index(name: str, value: object) -> int:
     """Return one id, position or page number as a Python int, from NumPy's or a 0-d tensor too.
 
@@ -66,17 +63,6 @@ def require_index(name: str, value: object) -> int:
         ) from None
 
 
-def require_rank(dcp_size: int, dcp_rank: int) -> None:
-    """Raise unless ``0 <= dcp_rank < dcp_size``. Errors: LayoutError."""
-    require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
-    require_int("dcp_rank", dcp_rank, 0, "ranks are numbered from 0")
-    if dcp_rank >= dcp_size:
-        raise LayoutError(
-            f"dcp_rank must lie in [0, {dcp_size}): got dcp_rank={dcp_rank} with dcp_size="
-            f"{dcp_size}; ranks are numbered from 0"
-        )
-
-
 def require_layout(layout: object) -> None:
     """Raise LayoutError unless ``layout`` is a DcpLayout: for constructors that keep one."""
     if not isinstance(layout, DcpLayout):
@@ -84,6 +70,80 @@ def require_layout(layout: object) -> None:
             f"layout must be a DcpLayout: got {layout!r} ({type(layout).__name__}); make one with "
             f"DcpLayout(dcp_size, page_size, num_pages)"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What one rank holds: the one formula each for owner, row and count.
+
+    Ids are slots, or positions of a request. ``dcp_size`` ranks (c) take turns, each stores
+    ``interleave`` ids (I) in a row. The methods take and give Python ints or int64 tensors. A hole
+    (-1) is tested before any division: ``-1 % c == c - 1`` would look owned by the last rank.
+
+    Worked example: ``Shard(2, rank=1)`` owns the ids 1, 3, 5, keeps them in rows 0, 1, 2, and holds
+    2 of the 5 ids below 5. Errors: LayoutError for sizes below 1 or a rank outside [0, dcp_size).
+    """
+
+    dcp_size: int
+    rank: int
+    interleave: int = 1
+
+    def __post_init__(self) -> None:
+        require_int("dcp_size", self.dcp_size, 1, "the number of ranks that share one request's KV")
+        require_int("rank", self.rank, 0, "ranks are numbered from 0")
+        require_int("interleave", self.interleave, 1, "slots stored in turn by one rank")
+        require_int("dcp_size * interleave", self.turn, 1, "the slots of one turn over all ranks")
+        if self.rank >= self.dcp_size:
+            raise LayoutError(
+                f"rank must lie in [0, {self.dcp_size}): got rank={self.rank} with dcp_size="
+                f"{self.dcp_size}; ranks are numbered from 0"
+            )
+
+    @property
+    def turn(self) -> int:
+        """Ids of one turn over all ranks."""
+        return self.dcp_size * self.interleave
+
+    def owner(self, ids: Ids) -> Ids:
+        """The rank that stores each id (at least 0); the same for every rank."""
+        return ids // self.interleave % self.dcp_size
+
+    def owns(self, ids: Ids) -> Ids:
+        """Whether this rank stores each id: bools. A hole is nobody's."""
+        return (ids >= 0) & (self.owner(ids) == self.rank)
+
+    def row(self, ids: Ids) -> Ids:
+        """The row of each id (at least 0) in its owner's buffer; the same for every rank."""
+        if self.interleave > 1:
+            return ids // self.turn * self.interleave + ids % self.interleave
+        if self.dcp_size & (self.dcp_size - 1):
+            return ids // self.dcp_size
+        return ids >> (self.dcp_size.bit_length() - 1)  # int64 division is not vectorized
+
+    def slot(self, rows: Ids) -> Ids:
+        """The id that this rank stores in each row: the inverse of ``row``."""
+        turn, within = rows // self.interleave, rows % self.interleave
+        return (turn * self.dcp_size + self.rank) * self.interleave + within
+
+    def held(self, end: Ids) -> Ids:
+        """How many ids below ``end`` this rank holds: I of each whole turn, and of the broken turn
+        what is left after the ranks before it."""
+        broken = end % self.turn - self.rank * self.interleave
+        past = broken - self.interleave
+        return end // self.turn * self.interleave + broken * (broken > 0) - past * (past > 0)
+
+    def elements(self, n: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+        """The elements of a run of n positions from ``start`` that are this rank's: int64 ``(m,)``,
+        ascending. From the positions alone, so no device is waited for.
+
+        Worked example, c=2, I=2, positions 3 .. 7: rank 1 holds 3, 6, 7, elements [0, 3, 4].
+        """
+        phase = start % self.turn  # only the phase matters, and it keeps the numbers small
+        skipped, end = self.held(phase), self.held(phase + n)
+        if self.interleave > 1:
+            return self.slot(torch.arange(skipped, end, device=device)) - phase
+        first = self.slot(skipped) - phase
+        return torch.arange(first, max(first, n), self.dcp_size, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,30 +227,30 @@ class DcpLayout:
         require_int("layers", layers, 1, "layers that keep such a row")
         return self.rows_per_rank * row_bytes * layers
 
+    def shard(self, rank: int) -> Shard:
+        """What ``rank`` holds of both spaces. Errors: LayoutError for a rank outside."""
+        return Shard(self.dcp_size, rank, self.interleave)
+
     def owner(self, slot: int) -> int:
         """The rank that stores ``slot``. Errors: IndexSpaceError outside [0, slot_end)."""
-        return self._checked_slot(slot) // self.interleave % self.dcp_size
+        return self.shard(0).owner(self._checked_slot(slot))
 
     def row(self, slot: int) -> int:
         """The row of ``slot`` in its owner's buffer. Errors: IndexSpaceError out of bounds."""
-        slot = self._checked_slot(slot)
-        turn = self.dcp_size * self.interleave
-        return slot // turn * self.interleave + slot % self.interleave
+        return self.shard(0).row(self._checked_slot(slot))
 
     def slot(self, rank: int, row: int) -> int:
         """The slot that ``rank`` stores in ``row``: the inverse of ``owner`` and ``row``.
 
         Errors: IndexSpaceError for a row outside [0, row_end), LayoutError for a bad rank.
         """
-        require_rank(self.dcp_size, rank)
-        row = require_index("row", row)
+        shard, row = self.shard(rank), require_index("row", row)
         if not 0 <= row < self.row_end:
             raise IndexSpaceError(
                 f"row must lie in [0, {self.row_end}): got row {row}; "
                 f"{self.slot_end} is the bound of a widened slot, not of a row"
             )
-        turn, within = divmod(row, self.interleave)
-        return (turn * self.dcp_size + rank) * self.interleave + within
+        return shard.slot(row)
 
     def pages_for(self, tokens: int) -> int:
         """Allocator pages that ``tokens`` consecutive positions from position 0 need.

@@ -1,4 +1,4 @@
-"""Pages: which pages a free gives back, what a capacity holds, what a raw use of slots would hit.
+"""Pages: which pages a free gives back, and what a raw use of slots would hit.
 
 A length that comes from the physical grid (multiples of P) may cut a widened page (W = P*c) in
 two. Freed as two ranges, the page is freed twice; so ranges that touch are merged before they are
@@ -10,7 +10,7 @@ Worked example, page 8: ranges [8, 9) and [9, 24) touch and free pages 1 and 2, 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlab.errors import CapacityError, IndexSpaceError
+from kvlab.errors import IndexSpaceError
 from kvlab.index.layout import DcpLayout, require_index, require_int
 
 Range = tuple[int, int]
@@ -69,46 +69,6 @@ def pages_of_free(ranges: Sequence[Range], page: int) -> list[int]:
             )
         pages.extend(range(begin // page, -(-end // page)))
     return pages
-
-
-def replicated_rows(layout: DcpLayout) -> int:
-    """Rows of a replicated (draft, indexer) buffer: every id the allocator can issue."""
-    return layout.slot_end
-
-
-def layout_for_rows(rows_per_rank: int, dcp_size: int, page_size: int) -> DcpLayout:
-    """The layout of a row budget: whole pages first, then times the ranks.
-
-    ``rows_per_rank`` is what can be handed out; the padding page comes on top of it.
-    100 rows a rank with pages of 32 are 3 pages, so 96 rows, so 384 tokens at dcp_size 4, not 400.
-    Errors: CapacityError when not one page fits.
-    """
-    require_int("page_size", page_size, 1, "rows of one page")
-    require_int("rows_per_rank", rows_per_rank, 0, "a budget in whole rows")
-    if rows_per_rank < page_size:
-        raise CapacityError(
-            f"a pool needs at least one page: got {rows_per_rank} rows a rank, page_size "
-            f"{page_size}; raise the budget or shrink the page"
-        )
-    return DcpLayout(dcp_size, page_size, rows_per_rank // page_size)
-
-
-def rows_for_tokens(tokens: int, layout: DcpLayout) -> int:
-    """Rows that ``tokens`` consecutive positions occupy on each rank, whole pages: P * pages."""
-    require_int("tokens", tokens, 0, "a token count")
-    return layout.pages_for(tokens) * layout.page_size
-
-
-def fits(tokens: int, layout: DcpLayout) -> bool:
-    """Whether one request of ``tokens`` fits an empty pool: a bound in the widened space."""
-    require_int("tokens", tokens, 0, "a token count")
-    return layout.pages_for(tokens) <= layout.num_pages
-
-
-def first_row_beyond_int32(row_elements: int) -> int:
-    """The first row whose element offset no longer fits a signed 32-bit integer."""
-    require_int("row_elements", row_elements, 1, "elements of one row")
-    return -(-(2**31) // row_elements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,13 @@ Worked example, dcp_size=2, page_size=2: positions 0, 1, 2 of a request in page 
 elements 0 and 2 of the run (``source``).
 """
 
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
-from kvlab.index.layout import DcpLayout, require_rank
+from kvlab.index.layout import DcpLayout, Shard
 from kvlab.show import Cell, elements, facts, html, length, listed, span, strip
 
 _FROM_LOCALIZE = object()
@@ -41,8 +40,8 @@ def as_id_tensor(ids: object, what: str) -> Tensor:
     if isinstance(ids, PhysicalRows):
         raise IndexSpaceError(
             f"{what} must be raw ids, got PhysicalRows of rank {ids.rank}: they are localized "
-            f"already; a second localization would keep {_share(ids)} of {len(ids)} rows. "
-            f"Index the pool of rank {ids.rank} with them"
+            f"already; a second localization would keep {int(ids.shard.owns(ids.ids).sum())} of "
+            f"{len(ids)} rows. Index the pool of rank {ids.rank} with them"
         )
     if isinstance(ids, WidenedSlots):
         raise IndexSpaceError(
@@ -63,19 +62,13 @@ def as_id_tensor(ids: object, what: str) -> Tensor:
     return ids.to(torch.int64)
 
 
-def _share(rows: "PhysicalRows") -> int:
-    layout = rows.layout
-    return int((rows.ids // layout.interleave % layout.dcp_size == rows.rank).sum())
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class WidenedSlots:
     """The slots of consecutive positions ``start .. start+n-1`` of one request.
 
     Args:
         ids: int64 ``(n,)`` (int32 is widened); as read from ``req_to_token``. int64 ids are not
-            copied, so a later write to them is a write to these slots. A write through NumPy or
-            through ``.data`` after the slots were localized once is not noticed.
+            copied, so a later write to them is a write to these slots.
         start: position of ``ids[0]`` in the request, unit tokens.
 
     Not an index: ``pool.kv[slots]`` is refused. Call ``localize(slots, layout, rank)``.
@@ -85,7 +78,7 @@ class WidenedSlots:
 
     ids: Tensor
     start: int = 0
-    _verified: dict[int, tuple[int, bool]] = field(default_factory=dict, init=False, repr=False)
+    _known: tuple[DcpLayout, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ids", as_ids(self.ids, "WidenedSlots.ids"))
@@ -111,25 +104,22 @@ class WidenedSlots:
             "call localize(slots, layout, rank)"
         )
 
-    def agrees_with_positions(
-        self, dcp_size: int, verify: Callable[[Tensor, int, int], bool]
-    ) -> bool:
-        """``verify(ids, dcp_size, start)``, remembered until torch writes to the ids in place.
+    @classmethod
+    def of_table(cls, ids: Tensor, start: int, layout: DcpLayout) -> "WidenedSlots":
+        """A run whose ids a request table looked at as it wrote them (``require_run``).
 
-        The c ranks of one process localize the same run; it is looked through once, not c times.
-        Tensors made under ``torch.inference_mode`` do not count their writes, nor does torch count
-        those of a kernel or of a replayed CUDA graph: such ids, and all on a device, are looked
-        through each time. A write that torch does not count (through NumPy, or through ``.data``)
-        is not seen here.
+        ``ids`` is a copy of the table's own, so that no later write to the table reaches it.
         """
-        if self.ids.is_inference() or self.ids.device.type != "cpu":
-            return verify(self.ids, dcp_size, self.start)
-        version = self.ids._version
-        known = self._verified.get(dcp_size)
-        if known is None or known[0] != version:
-            known = (version, verify(self.ids, dcp_size, self.start))
-            self._verified[dcp_size] = known
-        return known[1]
+        slots = cls(ids, start)
+        # Ids made under inference mode do not count their writes: they are looked at each time.
+        if not slots.ids.is_inference():
+            object.__setattr__(slots, "_known", (layout, slots.ids._version))
+        return slots
+
+    def verified_for(self, layout: DcpLayout) -> bool:
+        """Whether these ids come from a request table over ``layout``, and torch has not written to
+        them since (a write through NumPy or ``.data`` is not seen)."""
+        return self._known is not None and self._known == (layout, self.ids._version)
 
     def chunk(self, begin: int, end: int) -> "WidenedSlots":
         """The slots of elements ``begin .. end-1``, with the start moved along."""
@@ -137,7 +127,9 @@ class WidenedSlots:
             raise IndexSpaceError(
                 f"a chunk must lie inside the run: got [{begin}, {end}) of [0, {len(self)})"
             )
-        return WidenedSlots(self.ids[begin:end], self.start + begin)
+        part = WidenedSlots(self.ids[begin:end], self.start + begin)
+        object.__setattr__(part, "_known", self._known)  # a view counts the writes of its base
+        return part
 
     def __repr__(self) -> str:
         return f"WidenedSlots({listed(self.ids)}, start={self.start})"
@@ -169,16 +161,16 @@ class WidenedSlots:
 class PhysicalRows:
     """Rows of one rank's buffer and, for each, the element of the run that it came from.
 
-    ``ids`` int64 ``(m,)`` rows; ``source`` int64 ``(m,)`` elements of the slot run; ``rank`` the
-    only rank whose pool takes them; ``layout`` the layout they were made for; ``start`` and
-    ``positions`` the run they came from (all ranks together hold its positions). Made by
+    ``ids`` int64 ``(m,)`` rows; ``rank`` the only rank whose pool takes them; ``layout`` the layout
+    they were made for; ``start`` and ``positions`` the run they came from (all ranks together hold
+    its positions). Made by
     ``localize``, by a pool with a page table (``resolved_at``: the edition they are good for;
     None for rows that no page table was asked for), or by ``assume_physical``; a changed
     copy (``dataclasses.replace``) is refused as raw ids are.
     """
 
     ids: Tensor
-    source: Tensor
+    _source: Tensor | None
     rank: int
     layout: DcpLayout
     start: int
@@ -197,12 +189,25 @@ class PhysicalRows:
     def __len__(self) -> int:
         return int(self.ids.numel())
 
+    @property
+    def shard(self) -> Shard:
+        """What the rank holds."""
+        return self.layout.shard(self.rank)
+
+    @property
+    def source(self) -> Tensor:
+        """The elements of the slot run, int64 ``(m,)``; of an aligned run, its positions tell."""
+        if self._source is not None:
+            return self._source
+        return self.shard.elements(self.positions, self.start, self.ids.device)
+
     def to(self, device: torch.device) -> "PhysicalRows":
         """The same rows on ``device`` (themselves when they are there already)."""
         if self.ids.device == device:
             return self
         run = (self.start, self.positions, self.resolved_at)
-        ids, source = self.ids.to(device), self.source.to(device)
+        ids, source = self.ids.to(device), self._source
+        source = None if source is None else source.to(device)
         return PhysicalRows(ids, source, self.rank, self.layout, *run, _FROM_LOCALIZE)
 
     @classmethod
@@ -212,7 +217,7 @@ class PhysicalRows:
         Checked: dtype, shape, and ``0 <= id < layout.row_end``. Errors: IndexSpaceError.
         """
         rows = as_ids(ids, "rows")
-        require_rank(layout.dcp_size, rank)
+        layout.shard(rank)
         require_within(rows, 0, layout.row_end, "row", "a widened slot must be localized first")
         source = torch.arange(len(rows), device=rows.device)
         return cls(rows, source, rank, layout, 0, len(rows), None, _FROM_LOCALIZE)
@@ -265,13 +270,15 @@ def _place(ids: Tensor) -> str:
 
 def make_rows(
     ids: Tensor,
-    source: Tensor,
+    source: Tensor | None,
     rank: int,
     layout: DcpLayout,
     slots: WidenedSlots,
     resolved_at: int | None = None,
 ) -> PhysicalRows:
-    """``PhysicalRows`` of a run that the caller has localized itself (package-internal)."""
+    """``PhysicalRows`` of a run that the caller has localized itself (package-internal).
+
+    ``source`` None: slots and positions of the run agree about the owner."""
     run = (slots.start, len(slots))
     return PhysicalRows(ids, source, rank, layout, *run, resolved_at, _FROM_LOCALIZE)
 

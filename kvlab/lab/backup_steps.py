@@ -24,8 +24,6 @@ from kvlab.index import (
     localize,
     localize_masked,
     localize_strided,
-    owner_of,
-    row_of,
 )
 from kvlab.lab.crash_node import CrashNode, named
 from kvlab.memory import KvBackup
@@ -99,9 +97,9 @@ class BackupSteps:
         table: dict[str, list[int]] = {"position": list(range(len(old)))}
         for name, slots in (("old", old.ids), ("new", new.ids)):
             table[f"{name}_slot"] = slots.tolist()
-            rule = (self.layout.dcp_size, self.layout.interleave)
-            table[f"{name}_owner"] = owner_of(slots, *rule).tolist()
-            table[f"{name}_row"] = row_of(slots, *rule).tolist()
+            rule = self.layout.shard(0)
+            table[f"{name}_owner"] = rule.owner(slots).tolist()
+            table[f"{name}_row"] = rule.row(slots).tolist()
         return pd.DataFrame(table)
 
 
@@ -139,11 +137,11 @@ def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> pd.DataFrame:
         [
             {
                 "rank": rank,
-                "mask": localize_masked(ids, dcp_size, rank).tolist(),
+                "mask": localize_masked(ids, layout.shard(rank)).tolist(),
                 "localize": localize(WidenedSlots(ids), layout, rank).ids.tolist(),
-                "stride": localize_strided(ids, dcp_size, rank, check=False).tolist(),
+                "stride": localize_strided(ids, layout.shard(rank), check=False).tolist(),
                 "cut_first": torch.cat(
-                    [localize_strided(part, dcp_size, rank, check=False) for part in parts]
+                    [localize_strided(part, layout.shard(rank), check=False) for part in parts]
                 ).tolist(),
             }
             for rank in range(dcp_size)

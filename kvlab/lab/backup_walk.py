@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout, owner_of, row_of
+from kvlab.index import DcpLayout
 from kvlab.lab.crash_node import AfterFix, BeforeFix, CopyError, CrashNode, named
 
 STEPS = ("before", "backed up", "freed", "pages reused", "room again", "restored")
@@ -144,8 +144,7 @@ def _wrong(node: CrashNode) -> dict[tuple[int, int], int]:
     found: dict[tuple[int, int], int] = {}
     for rid in node.rows:
         ids = node.slots(rid).ids
-        owner = owner_of(ids, lay.dcp_size, lay.interleave)
-        row = row_of(ids, lay.dcp_size, lay.interleave)
+        owner, row = lay.shard(0).owner(ids), lay.shard(0).row(ids)
         at = (owner * held.shape[1] + row).numpy()
         right = (live["holds_request"].to_numpy()[at] == rid) & (
             live["holds_position"].to_numpy()[at] == range(len(ids))

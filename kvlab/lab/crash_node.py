@@ -4,8 +4,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from kvlab.engine.cells import FingerprintCells
-from kvlab.engine.policy import victim_key
+from kvlab.engine import FingerprintCells, victim_key
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab import before_fix

@@ -14,9 +14,7 @@ from typing import Literal
 
 import pandas as pd
 
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import Event, RunResult
+from kvlab.engine import CountingNode, Event, NodeConfig, RunResult
 from kvlab.engine.workload import Request
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -93,6 +91,6 @@ def node_walk(dcp_size: int, capacity: int, restore: Restore = "backup") -> Node
         admission="reserved" if restore == "backup" else "new_token_ratio",
         reserved_decode_tokens=RESERVE,
     )
-    result = EventNode(config).run(requests(), record=True)
+    result = CountingNode(config).run(requests(), record=True)
     stays = intervals(result.events)
     return NodeWalk(layout, stays, pool_fill(stays, layout), result)

@@ -6,12 +6,15 @@ rows 4, 4, 5, 5. Used raw, slot 8 on rank 0 would be row 8, where rank 0 keeps s
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import torch
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout, get_dcp_lens, owner_of, row_of, slot_of, slots_of_blocks
+from kvlab.index import DcpLayout, get_dcp_lens, slots_of_blocks
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,14 @@ class OwnerStudy:
         need = self.layout.pages_for(self.start + self.length)
         return tuple(range(1, min(need, self.layout.num_pages) + 1))
 
-    def table(self) -> pd.DataFrame:
-        """One row a position: position, slot, page, owner, row, and what raw use would hit.
+    def table(self) -> "pd.DataFrame":
+        """The columns as a frame, one row a position."""
+        import pandas as pd
+
+        return pd.DataFrame(self.columns())
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Of each position: position, slot, page, owner, row, and what raw use would hit.
 
         ``raw``: 'right' (slot and row are one number on the owner), 'another slot' or 'out of
         range'; ``raw_slot``: the slot that the owner keeps in row number ``slot`` (-1: none).
@@ -71,40 +80,39 @@ class OwnerStudy:
         end = self.start + self.length
         slots = slots_of_blocks(torch.tensor(self.page_list), lay.widened_page_size, end)
         slots = slots[self.start :]
-        owner = owner_of(slots, lay.dcp_size, lay.interleave)
-        row = row_of(slots, lay.dcp_size, lay.interleave)
+        owner, row = lay.shard(0).owner(slots), lay.shard(0).row(slots)
         inside = slots < lay.row_end
         hit = torch.full_like(slots, -1)
         # Sorted by owner once: a mask a rank would read the whole run c times.
         ends = torch.bincount(owner, minlength=lay.dcp_size).cumsum(0).tolist()
         for rank, elements in enumerate(torch.argsort(owner).tensor_split(ends[:-1])):
             mine = elements[inside[elements]]
-            hit[mine] = slot_of(slots[mine], lay.dcp_size, rank, lay.interleave)
+            hit[mine] = lay.shard(rank).slot(slots[mine])
         raw = [
             "out of range" if h < 0 else "right" if h == s else "another slot"
             for h, s in zip(hit.tolist(), slots.tolist(), strict=True)
         ]
-        return pd.DataFrame(
-            {
-                "position": range(self.start, end),
-                "slot": slots.tolist(),
-                "page": (slots // lay.widened_page_size).tolist(),
-                "owner": owner.tolist(),
-                "row": row.tolist(),
-                "raw": raw,
-                "raw_slot": hit.tolist(),
-            }
-        )
+        return {
+            "position": list(range(self.start, end)),
+            "slot": slots.tolist(),
+            "page": (slots // lay.widened_page_size).tolist(),
+            "owner": owner.tolist(),
+            "row": row.tolist(),
+            "raw": raw,
+            "raw_slot": hit.tolist(),
+        }
 
-    def lens(self) -> pd.DataFrame:
+    def lens(self) -> "pd.DataFrame":
         """One row a rank: how many of the run's positions it holds."""
+        import pandas as pd
+
+        return pd.DataFrame({"rank": range(self.layout.dcp_size), "positions": self.held()})
+
+    def held(self) -> list[int]:
+        """How many of the run's positions each rank holds."""
         lay = self.layout
         run, start = torch.tensor([self.length]), torch.tensor([self.start])
-        held = [
-            int(get_dcp_lens(run, lay.dcp_size, r, start, lay.interleave))
-            for r in range(lay.dcp_size)
-        ]
-        return pd.DataFrame({"rank": range(lay.dcp_size), "positions": held})
+        return [int(get_dcp_lens(run, lay.shard(r), start)) for r in range(lay.dcp_size)]
 
 
 def _shown(pages: Sequence[int], most: int = 12) -> str:
@@ -112,7 +120,7 @@ def _shown(pages: Sequence[int], most: int = 12) -> str:
     return f"[{', '.join(map(str, pages[:most]))}{more}]"
 
 
-def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.DataFrame:
+def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> "pd.DataFrame":
     """Every row of the first pages of every rank's buffer and the slot that it stores.
 
     Columns rank, row, page, slot. Page 0 is the padding page. Errors: StudyError.
@@ -122,6 +130,8 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.Dat
             f"a buffer map has first_page in [0, {layout.num_pages}] and pages >= 1: got "
             f"first_page={first_page}, pages={pages}"
         )
+    import pandas as pd
+
     last = min(first_page + pages, layout.num_pages + 1)
     rows = torch.arange(first_page * layout.page_size, last * layout.page_size)
     parts = [
@@ -130,7 +140,7 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> pd.Dat
                 "rank": rank,
                 "row": rows.tolist(),
                 "page": (rows // layout.page_size).tolist(),
-                "slot": slot_of(rows, layout.dcp_size, rank, layout.interleave).tolist(),
+                "slot": layout.shard(rank).slot(rows).tolist(),
             }
         )
         for rank in range(layout.dcp_size)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from kvlab.engine.events import simulate
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import NodeConfig, simulate
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.lab.keep import Keep, Note, Progress, Values, finished, point_key

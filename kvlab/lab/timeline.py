@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from kvlab.engine.result import Event
+from kvlab.engine import Event
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 

@@ -15,7 +15,7 @@ factor c, so a rank never promises the part of a page that it cannot hold.
 from dataclasses import dataclass
 
 from kvlab.errors import CapacityError
-from kvlab.index import DcpLayout, fits
+from kvlab.index import DcpLayout
 from kvlab.memory.geometry import GIB, ModelGeometry, require_count
 
 
@@ -59,7 +59,7 @@ class PoolPlan:
 
     def fits(self, tokens: int) -> bool:
         """Whether one request of ``tokens`` tokens fits an empty pool, in whole widened pages."""
-        return fits(tokens, self.layout)
+        return self.layout.pages_for(tokens) <= self.layout.num_pages
 
 
 def plan_pool(

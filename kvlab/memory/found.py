@@ -60,8 +60,8 @@ def localize_unwaited(
     The rows are good only if the flag, looked at later, says so. Cost: one read of 8n bytes.
     """
     found = Found(slots, layout, ops.CheckFlag(slots.ids.device))
-    turn = (layout.dcp_size, rank, slots.start, layout.interleave)
+    shard = layout.shard(rank)
     bounds = (layout.first_slot, layout.slot_end)
-    rows = ops.localize_run(slots.ids, *turn, bounds=bounds, flag=found.flag)
-    source = ops.run_elements(len(slots), *turn)  # on the host, where a restore compares them
+    rows = ops.localize_run(slots.ids, shard, slots.start, bounds=bounds, flag=found.flag)
+    source = shard.elements(len(slots), slots.start)  # on the host, where a restore compares them
     return make_rows(rows, source, rank, layout, slots), found

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
-from kvlab.index.layout import require_index, require_int, require_layout, require_rank
-from kvlab.index.moves import localize_move, require_targets_once
+from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
+from kvlab.index.upstream import localize_move, require_targets_once
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.copies import HostCopies
 from kvlab.memory.flagged import FlaggedWrites, stored_parts
@@ -66,7 +66,7 @@ class MLATokenToKVPool(HostCopies):
         lane: Lane | None = None,
     ) -> None:
         require_layout(layout)
-        require_rank(layout.dcp_size, rank)
+        layout.shard(rank)  # refuses a rank outside
         require_int("layers", layers, 1, "MLA layers")
         require_int("kv_lora_rank", kv_lora_rank, 1, "elements of the latent part")
         require_int("qk_rope_head_dim", qk_rope_head_dim, 0, "elements of the rope part")
@@ -208,7 +208,7 @@ class MLATokenToKVPool(HostCopies):
             instead = "the padding page holds no token"
             require_within(ids, self.row_layout.first_slot, end, name, instead)
         lay = self.row_layout
-        to, at = localize_move(target, source, lay.dcp_size, self.row_rank, lay.interleave)
+        to, at = localize_move(target, source, lay.shard(self.row_rank))
         require_targets_once(target)
         self.before_write()
         self.buffer[:, self._move_rows(to)] = self.buffer[:, self._move_rows(at)]

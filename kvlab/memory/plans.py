@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, PoolError, RankMismatchError
-from kvlab.index import DcpLayout, PhysicalRows, owned_elements, row_of
+from kvlab.index import DcpLayout, PhysicalRows, owned_elements
 from kvlab.memory.codec import RowCodec
 
 
 def write_plan(ids: Tensor, layout: DcpLayout, rank: int) -> tuple[Tensor, Tensor]:
     """(elements, rows) that ``rank`` stores of in-bounds ids: int64 ``(m,)`` each."""
     live = torch.nonzero(ids >= layout.first_slot).flatten()
-    mine = live[owned_elements(ids[live], layout.dcp_size, rank, layout.interleave)]
-    return mine, row_of(ids[mine], layout.dcp_size, layout.interleave)
+    shard = layout.shard(rank)
+    mine = live[owned_elements(ids[live], shard)]
+    return mine, shard.row(ids[mine])
 
 
 def pack_rows(

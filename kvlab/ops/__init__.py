@@ -4,7 +4,7 @@
 bytes must move; tests and the benchmark walk through it. ``status()`` says what serves here and
 why. Triton is optional: without it torch serves everything.
 
-Worked example: ``localize_run(torch.tensor([8, 9, 10, 11]), dcp_size=2, dcp_rank=1)`` is
+Worked example: ``localize_run(torch.tensor([8, 9, 10, 11]), Shard(2, rank=1))`` is
 ``tensor([4, 5])`` on every device; on a GPU with Triton one kernel made it.
 """
 
@@ -13,9 +13,7 @@ from kvlab.ops.flag import CheckFlag
 from kvlab.ops.localize import (
     localize_fixed_shape,
     localize_run,
-    owned_count,
     remap_topk,
-    run_elements,
 )
 from kvlab.ops.merge import merge_partials, merge_stacked
 from kvlab.ops.rows import as_words, gather_rows, scatter_rows
@@ -36,9 +34,7 @@ __all__ = [
     "localize_run",
     "merge_partials",
     "merge_stacked",
-    "owned_count",
     "remap_topk",
-    "run_elements",
     "scatter_rows",
     "set_mla_kv_buffer",
     "status",

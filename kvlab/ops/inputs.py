@@ -9,8 +9,8 @@ drawn at random, so the slots are ``4p + 3, 4q, 4q + 1``; slot and position agre
 import torch
 from torch import Tensor
 
+from kvlab.index import Shard
 from kvlab.ops.flag import CheckFlag
-from kvlab.ops.localize import owned_count
 from kvlab.ops.spec import Inputs, Sizes, nbytes
 
 _PAGES = 2**40  # page ids go far beyond 32 bits: an id is a number, and need not fit memory
@@ -19,6 +19,12 @@ _PAGES = 2**40  # page ids go far beyond 32 bits: an id is a number, and need no
 def number(sizes: Sizes, name: str) -> int:
     """A size as an int. Errors: KeyError for one that the spec has not."""
     return int(sizes[name])
+
+
+def shard_of(sizes: Sizes) -> Shard:
+    """The rank that asks."""
+    names = ("dcp_size", "dcp_rank", "interleave")
+    return Shard(*(number(sizes, name) for name in names if name in sizes))
 
 
 def run_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
@@ -31,10 +37,8 @@ def run_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
     ids = page[position // width - start // width] * width + position % width
     return {
         "ids": ids.to(device),
-        "dcp_size": c,
-        "dcp_rank": number(sizes, "dcp_rank"),
+        "shard": shard_of(sizes),
         "start": start,
-        "interleave": interleave,
     }
 
 
@@ -55,8 +59,7 @@ def checked_run_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> I
 def run_bytes(inputs: Inputs) -> int:
     """All ids with a flag, this rank's without; and this rank's rows."""
     ids: Tensor = inputs["ids"]
-    names = ("dcp_size", "dcp_rank", "start", "interleave")
-    mine = owned_count(len(ids), *(inputs[k] for k in names))
+    mine = len(inputs["shard"].elements(len(ids), inputs["start"]))
     return 8 * ((len(ids) if "flag" in inputs else mine) + mine)
 
 
@@ -65,9 +68,7 @@ def fixed_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
     ids = _ids_with_holes((number(sizes, "n"),), seed)
     return {
         "ids": ids.to(device),
-        "dcp_size": number(sizes, "dcp_size"),
-        "dcp_rank": number(sizes, "dcp_rank"),
-        "interleave": number(sizes, "interleave"),
+        "shard": shard_of(sizes),
         "hole": number(sizes, "hole"),
     }
 
@@ -75,11 +76,7 @@ def fixed_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
 def topk_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
     """Arguments of ``remap_topk``: lists of ids in any order, an eighth of them holes."""
     ids = _ids_with_holes((number(sizes, "lists"), number(sizes, "k")), seed)
-    return {
-        "topk": ids.to(device),
-        "dcp_size": number(sizes, "dcp_size"),
-        "dcp_rank": number(sizes, "dcp_rank"),
-    }
+    return {"topk": ids.to(device), "shard": shard_of(sizes)}
 
 
 def rows_inputs(sizes: Sizes, seed: int, device: torch.device | str, flat: str) -> Inputs:
@@ -134,9 +131,7 @@ def write_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
         "ids": ids.to(device),
         "k_nope": projection[:, :d1],
         "k_rope": projection[:, d1 + 3 :],
-        "dcp_size": c,
-        "dcp_rank": number(sizes, "dcp_rank"),
-        "interleave": interleave,
+        "shard": shard_of(sizes),
         "first_slot": width,
         "slot_end": slots,
         "flag": CheckFlag(device),
@@ -145,7 +140,7 @@ def write_inputs(sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
 
 def write_bytes(inputs: Inputs) -> int:
     """All ids, and a c-th of the rows, read once and written once."""
-    rows = nbytes(inputs["k_nope"], inputs["k_rope"]) // int(inputs["dcp_size"])
+    rows = nbytes(inputs["k_nope"], inputs["k_rope"]) // int(inputs["shard"].dcp_size)
     return nbytes(inputs["ids"]) + 2 * rows
 
 

@@ -1,7 +1,7 @@
 """Write the new tokens of a step into one layer, each on the rank that owns its slot.
 
-Every rank is handed the same ids and the same rows, and stores those whose slot is its own: rank
-``id // I % c``, row ``id // (cI) * I + id % I``. What is not its own is not stored at all; a write
+Every rank is handed the same ids and the same rows, and stores those whose slot is its own
+(``Shard``). What is not its own is not stored at all; a write
 of other ranks' rows to a stand-in row would cost c times the bytes.
 
 Worked example, c=2, W=4, ids [4, 5, -1, 2]: rank 0 stores element 0 in row 2, rank 1 element 1 in
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import LayoutError
-from kvlab.index.layout import require_int, require_rank, require_turn
+from kvlab.index import Shard
+from kvlab.index.layout import require_int
 from kvlab.index.spaces import as_ids
 from kvlab.ops.backend import Backend, choose
 from kvlab.ops.flag import CheckFlag
@@ -23,9 +24,7 @@ def set_mla_kv_buffer(
     ids: Tensor,
     k_nope: Tensor,
     k_rope: Tensor,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int = 1,
+    shard: Shard,
     *,
     first_slot: int,
     slot_end: int,
@@ -50,32 +49,24 @@ def set_mla_kv_buffer(
     """
     ids = as_ids(ids, "ids")
     _require(layer, ids, k_nope, k_rope)
-    require_rank(dcp_size, dcp_rank)
-    turn = require_turn(dcp_size, interleave)
     require_int("first_slot", first_slot, 0, "the lowest slot that is stored")
     require_int("slot_end", slot_end, first_slot, "one past the highest slot")
-    last = slot_end - 1
-    if slot_end and last // turn * interleave + min(last % turn, interleave - 1) >= len(layer):
+    if shard.held(slot_end) > len(layer):
         raise LayoutError(
             f"the buffer must have a row for every slot below slot_end: got {len(layer)} rows for "
-            f"slot_end={slot_end} at dcp_size={dcp_size}, interleave={interleave}; pass the "
-            f"layout's slot_end"
+            f"slot_end={slot_end}, {shard}; pass the layout's slot_end"
         )
     extra = [] if flag is None else [flag.value]
     if choose(backend, layer, ids, k_nope, k_rope, *extra) == "triton":
         from kvlab.ops.kernels import owner_write as twin
 
-        twin.set_mla_kv_buffer(
-            layer, ids, k_nope, k_rope, dcp_size, dcp_rank, interleave, (first_slot, slot_end), flag
-        )
+        bounds = (first_slot, slot_end)
+        twin.set_mla_kv_buffer(layer, ids, k_nope, k_rope, shard, bounds, flag)
         return
     if flag is not None:
         flag.lower((ids < -1) | (ids >= slot_end))
-    live = (ids >= first_slot) & (ids < slot_end)
-    own = live & (torch.div(ids, interleave, rounding_mode="floor") % dcp_size == dcp_rank)
-    mine = torch.nonzero(own).flatten()
-    slots = ids[mine]
-    rows = torch.div(slots, turn, rounding_mode="floor") * interleave + slots % interleave
+    mine = torch.nonzero((ids >= first_slot) & (ids < slot_end) & shard.owns(ids)).flatten()
+    rows = shard.row(ids[mine])
     width = k_nope.shape[1]
     layer[rows, :width] = k_nope[mine]
     layer[rows, width:] = k_rope[mine]

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from kvlab.errors import RankMismatchError
-from kvlab.index.layout import require_rank
+from kvlab.index import Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ParallelContext:
     @contextmanager
     def override(self, *, dcp_size: int, dcp_rank: int) -> Iterator[Parallel]:
         """Run a block as ``dcp_rank`` of ``dcp_size``. Errors: LayoutError for a bad rank."""
-        require_rank(dcp_size, dcp_rank)
+        Shard(dcp_size, dcp_rank)  # refuses a rank outside
         token = _current.set(Parallel(dcp_size, dcp_rank))
         try:
             yield Parallel(dcp_size, dcp_rank)

@@ -14,12 +14,21 @@ passed in this kernel; ``quiz()`` asks ten questions.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from kvlab.errors import KvlabError
-from kvlab.teach.book import BOOK, Progress, Record, forget
-from kvlab.teach.exercise import Check, Exercise
-from kvlab.teach.path import ALL
+from kvlab.teach.exercise import BOOK, Block, Check, Exercise, Record, Shown, table
+from kvlab.teach.path import (
+    n00_start,
+    n01_spaces,
+    n02_owners,
+    n03_crash,
+    n04_backup,
+    n05_retraction,
+    n06_drift,
+    n07_cost,
+)
 from kvlab.teach.quiz import quiz
 
 __all__ = [
@@ -33,7 +42,37 @@ __all__ = [
     "quiz",
 ]
 
-EXERCISES: Mapping[str, Exercise] = MappingProxyType({ex.name: ex for ex in ALL})
+_NOTEBOOKS = (
+    *(n00_start, n01_spaces, n02_owners, n03_crash),
+    *(n04_backup, n05_retraction, n06_drift, n07_cost),
+)
+#: By name; notebook by notebook, rising grades within each.
+EXERCISES: Mapping[str, Exercise] = MappingProxyType(
+    {ex.name: ex for notebook in _NOTEBOOKS for ex in notebook.ALL}
+)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Progress(Shown):
+    """Each line is an exercise (name, notebook, grade, checks, passed)."""
+
+    lines: tuple[tuple[str, str, int, int, bool], ...]
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The names of the exercises that were passed in this process, in path order."""
+        return tuple(line[0] for line in self.lines if line[4])
+
+    def block(self) -> Block:
+        """What is shown."""
+        rows = [
+            (notebook, name, grade, checks, "passed" if passed else "tried" if checks else "")
+            for name, notebook, grade, checks, passed in self.lines
+        ]
+        title = f"{len(self.passed)} of {len(self.lines)} exercises passed in this kernel"
+        return Block(
+            title, (table("by notebook", ("notebook", "exercise", "grade", "checks", ""), rows),)
+        )
 
 
 def exercise(name: str) -> Exercise:
@@ -51,14 +90,19 @@ def exercises_of(notebook: str, *, core: bool = True) -> tuple[Exercise, ...]:
 
     Errors: KvlabError for a notebook without exercises.
     """
-    found = [ex for ex in ALL if ex.notebook == notebook]
+    found = [ex for ex in EXERCISES.values() if ex.notebook == notebook]
     if not found:
-        known = sorted({ex.notebook for ex in ALL})
+        known = sorted({ex.notebook for ex in EXERCISES.values()})
         raise KvlabError(f"a notebook is one of {', '.join(known)}: got {notebook!r}")
     return tuple(ex for ex in found if ex.core or not core)
 
 
 def progress() -> Progress:
     """Which exercises were tried and passed in this process."""
-    records = [(ex, BOOK.records.get(ex.name, Record())) for ex in ALL]
-    return Progress(tuple((e.name, e.notebook, e.grade, r.checks, r.passed) for e, r in records))
+    tries = [(ex, BOOK.get(ex.name, Record())) for ex in EXERCISES.values()]
+    return Progress(tuple((e.name, e.notebook, e.grade, r.checks, r.passed) for e, r in tries))
+
+
+def forget() -> None:
+    """Forget all tries, so that hints wait for a second failure again."""
+    BOOK.clear()

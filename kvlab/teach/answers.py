@@ -22,13 +22,12 @@ import numpy as np
 import torch
 
 from kvlab.index import PhysicalRows, WidenedSlots
-from kvlab.teach.display import spelled
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
 #: Relative and absolute tolerance of floats: float32 arithmetic passes, a wrong rule does not.
 REL_TOL, ABS_TOL = 2e-5, 1e-6
-MOST_ELEMENTS, DEEPEST = 100_000, 8
+MOST_ELEMENTS, DEEPEST, LETTERS = 100_000, 8, 600
 
 
 class NotPlain(TypeError):
@@ -42,30 +41,25 @@ def plain(value: object, depth: int = 0) -> Plain:
     list; a fraction becomes an int where it is whole, else a float. ``depth``: lists around it.
     Errors: NotPlain for anything else, and for what is too large or too deep for any answer.
     """
-    if value is None or value is ...:
-        return None
     if isinstance(value, WidenedSlots | PhysicalRows):
-        return plain(value.ids)
-    if isinstance(value, torch.Tensor | np.ndarray):
+        value = value.ids
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
         count = math.prod(value.shape)
         if count > MOST_ELEMENTS:
             raise NotPlain(f"an answer of {count} numbers: none has more than {MOST_ELEMENTS}")
-    if isinstance(value, torch.Tensor):
-        return plain(value.detach().cpu().tolist())
-    if isinstance(value, np.ndarray | np.generic):
+        value = value.detach().cpu() if isinstance(value, torch.Tensor) else value
         return plain(value.tolist())
-    if isinstance(value, bool):
-        return bool(value)
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
+    if value is None or value is ...:
+        return None
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
     if isinstance(value, Fraction | Decimal):
         return int(value) if value == value // 1 else float(value)
     if isinstance(value, str):
         return str.__str__(value)
     if isinstance(value, set | frozenset):
-        return plain(sorted(value), depth)
+        value = sorted(value)
     if isinstance(value, list | tuple | range | Iterator):
         if depth == DEEPEST:
             raise NotPlain(f"an answer of lists within lists, more than {DEEPEST} deep")
@@ -75,13 +69,11 @@ def plain(value: object, depth: int = 0) -> Plain:
 
 def difference(yours: Plain, spec: Plain) -> str | None:
     """The first difference of two plain answers, in words; None when they agree."""
-    if isinstance(spec, list):
-        return _of_lists(yours, spec)
-    found = _of_scalars(yours, spec)
-    return None if found is None else found if " " in found else f"{found}, the spec says {spec!r}"
-
-
-def _of_lists(yours: Plain, spec: list[Plain]) -> str | None:
+    if not isinstance(spec, list):
+        found = _of_scalars(yours, spec)
+        return (
+            None if found is None else found if " " in found else f"{found}, the spec says {spec!r}"
+        )
     if not isinstance(yours, list):
         return f"{spelled(yours)} where {len(spec)} values in a sequence are meant"
     for at, (mine, meant) in enumerate(zip(yours, spec, strict=False)):
@@ -89,32 +81,33 @@ def _of_lists(yours: Plain, spec: list[Plain]) -> str | None:
             deeper = difference(mine, meant)
             if deeper is not None:
                 return f"in element {at}: {deeper}"
-        else:
-            found = _of_scalars(mine, meant)
-            if found is not None and " " in found:
-                return f"element {at}: {found}"
-            if found is not None:
-                return f"element {at} is {found}, the spec says {meant!r}"
-    if len(yours) != len(spec):
-        return f"{len(yours)} values, the spec has {len(spec)}"
-    return None
+            continue
+        found = _of_scalars(mine, meant)
+        if found is not None:
+            return (
+                f"element {at}: {found}"
+                if " " in found
+                else (f"element {at} is {found}, the spec says {meant!r}")
+            )
+    return None if len(yours) == len(spec) else f"{len(yours)} values, the spec has {len(spec)}"
 
 
 def _of_scalars(yours: Plain, spec: Plain) -> str | None:
     """None when equal; else a sentence, or the value alone where a sentence is to be built."""
     if isinstance(yours, list):
         return f"a sequence of {len(yours)} where one value ({spec!r}) is meant"
-    if isinstance(spec, bool) or isinstance(yours, bool):
-        same = isinstance(spec, bool) and isinstance(yours, bool) and yours == spec
-        return None if same else _word(yours)
-    if isinstance(spec, int) and isinstance(yours, float):
+    number = isinstance(spec, int) and not isinstance(spec, bool)
+    if number and isinstance(yours, float):
         return f"a float ({yours!r}) where a whole number is meant: use // and not /"
-    if isinstance(spec, float) and isinstance(yours, int | float):
-        return None if _close(yours, spec) else _word(yours)
-    return None if type(yours) is type(spec) and yours == spec else _word(yours)
+    if isinstance(spec, float) and isinstance(yours, int | float) and not isinstance(yours, bool):
+        same = _close(yours, spec)
+    else:
+        same = type(yours) is type(spec) and yours == spec
+    text = spelled(yours)
+    return None if same else text if " " not in text else f"{text} instead of the spec's value"
 
 
-def _close(yours: int | float, spec: float) -> bool:
+def _close(yours: float, spec: float) -> bool:
     try:
         both_nan = math.isnan(spec) and math.isnan(yours)
         return both_nan or math.isclose(yours, spec, rel_tol=REL_TOL, abs_tol=ABS_TOL)
@@ -122,6 +115,32 @@ def _close(yours: int | float, spec: float) -> bool:
         return False
 
 
-def _word(value: Plain) -> str:
-    text = spelled(value)
-    return text if " " not in text else f"{text} instead of the spec's value"
+def cut(text: str) -> str:
+    """``text``, or its first letters and how many there are."""
+    told = f"{text[:LETTERS]} ... ({len(text)} letters in all)"
+    return text if len(text) <= len(told) else told
+
+
+def spelled(value: object) -> str:
+    """``repr(value)``, cut; never raises, whatever a reader's object does."""
+    try:
+        return cut(repr(value))
+    except Exception:  # a repr of the reader, or a number of more digits than Python prints
+        if isinstance(value, int):
+            return f"a number of {value.bit_length()} bits"
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def short(value: object) -> str:
+    """``value`` on one line, tensors as lists, a long list cut in the middle; a word as it is."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list | tuple):
+        items = [spelled(item) if isinstance(item, str) else short(item) for item in value]
+        if len(items) > 24:
+            items = [*items[:16], "...", *items[-4:], f"({len(value)} in all)"]
+        opening, closing = ("[", "]") if isinstance(value, list) else ("(", ")")
+        return f"{opening}{', '.join(items)}{closing}"
+    return cut(value) if isinstance(value, str) else spelled(value)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kvlab.index import DcpLayout, get_dcp_lens, raw_use_census
+from kvlab.index import DcpLayout, Shard, get_dcp_lens, raw_use_census
 from kvlab.memory import ModelGeometry
 from kvlab.teach.answers import NotPlain, Plain, difference, plain
-from kvlab.teach.display import Block, Table
+from kvlab.teach.exercise import Block, Shown, table
 from kvlab.teach.path import n04_backup, n05_retraction
 from kvlab.teach.suspects import RetractionPool
 
@@ -39,8 +39,8 @@ class Question:
         return f"{self.text} {options}" if options else self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Score:
+@dataclass(frozen=True, slots=True, repr=False)
+class Score(Shown):
     """What ``check`` found: for each question "right", "wrong" or "" (not answered)."""
 
     marks: tuple[str, ...]
@@ -58,19 +58,14 @@ class Score:
 
     def block(self) -> Block:
         """What is shown: where to read on, and not the answers."""
-        rows = tuple(
+        rows = [
             (number, mark or "not answered", notebook if mark == "wrong" else "")
             for number, (mark, notebook) in enumerate(
-                zip(self.marks, self.notebooks, strict=True), start=1
+                zip(self.marks, self.notebooks, strict=True), 1
             )
-        )
-        return Block(f"{self.right} of {self.asked} right", (Table(("", "", "see"), rows),))
-
-    def __repr__(self) -> str:
-        return repr(self.block())
-
-    def _repr_html_(self) -> str:
-        return self.block()._repr_html_()
+        ]
+        title = f"{self.right} of {self.asked} right"
+        return Block(title, (table("your marks", ("question", "mark", "see"), rows),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +76,17 @@ class Quiz:
 
     def __call__(self) -> Block:
         """The questions with their numbers."""
-        rows = tuple((number, q.asked) for number, q in enumerate(self.questions, start=1))
+        rows = [(number, q.asked) for number, q in enumerate(self.questions, 1)]
         how = "Answer with quiz.check([...]), a number or a letter for each, None for a gap."
-        return Block(f"{len(rows)} questions", (Table(("", "question"), rows), how))
+        return Block(
+            f"{len(rows)} questions",
+            (table("the path in ten numbers", ("", "question"), rows), how),
+        )
 
     def answers(self) -> Block:
         """For teachers: the right answers, computed, and the notebook that gives each."""
-        rows = tuple(
-            (number, q.compute(), q.notebook, q.text)
-            for number, q in enumerate(self.questions, start=1)
-        )
-        return Block("Answers", (Table(("", "answer", "notebook", "question"), rows),))
+        rows = [(n, q.compute(), q.notebook, q.text) for n, q in enumerate(self.questions, 1)]
+        return Block("Answers", (table("computed", ("", "answer", "notebook", "question"), rows),))
 
     def check(self, answers: Sequence[object] | Mapping[int, object]) -> Score:
         """Mark answers, a list in order or a mapping from the question's number. Never raises.
@@ -104,8 +99,8 @@ class Quiz:
         if isinstance(answers, Mapping):
             given = {_number(str(n)): mine for n, mine in answers.items()}
         elif isinstance(answers, Sequence) and not isinstance(answers, str):
-            given = dict(enumerate(answers, start=1))
-        marks = [_mark(q, given.get(n)) for n, q in enumerate(self.questions, start=1)]
+            given = dict(enumerate(answers, 1))
+        marks = [_mark(q, given.get(n)) for n, q in enumerate(self.questions, 1)]
         return Score(tuple(marks), tuple(q.notebook for q in self.questions))
 
 
@@ -170,7 +165,7 @@ def _same_at() -> int:
 
 def _rank_bytes() -> int:
     model = ModelGeometry("model", 7, 7, 0, 512, 64, "the question")
-    return int(get_dcp_lens(torch.tensor(1001), 8, 0)) * model.bytes_per_token("bf16")
+    return int(get_dcp_lens(torch.tensor(1001), Shard(8, 0))) * model.bytes_per_token("bf16")
 
 
 quiz = Quiz(
@@ -194,7 +189,7 @@ quiz = Quiz(
         Question(
             "02_owner_slots",
             "A prompt of 3 tokens on 8 ranks, dealt one at a time. How many ranks hold nothing?",
-            lambda: sum(int(get_dcp_lens(torch.tensor(3), 8, r)) == 0 for r in range(8)),
+            lambda: sum(int(get_dcp_lens(torch.tensor(3), Shard(8, r))) == 0 for r in range(8)),
         ),
         Question(
             "03_crash_reproduction",

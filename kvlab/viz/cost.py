@@ -1,107 +1,246 @@
-"""What the figures of costs share: axes of sizes, points with their quartiles, words for gaps.
+"""What operations cost: localization, backup and restore, merge and owner write.
 
-A figure is drawn of whatever rows there are. Where there is none, its axes say so instead of
-showing an empty frame, and the caption names the cases that were not measured.
+A point is a median with a bar from its first to its third quartile. A figure is drawn of whatever
+rows there are: axes without a point say so, and the caption names the cases that were not measured.
 
-Worked example: a median of 0.8 with quartiles 0.7 and 0.9 is a mark at 0.8 with a bar from 0.7 to
-0.9; the tick of 131,072 ids reads 128k.
+Worked example: 131,072 ids in 100 us are 0.76 ns an id. Upstream 6 ms, ours 1.5 ms, one copy of the
+same bytes 1.2 ms: the ratio to upstream is 4, the share of one copy 0.8.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullLocator
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from kvlab.errors import StudyError
-from kvlab.lab.bench.localize import count_text
+from kvlab.lab.bench import ops
+from kvlab.lab.bench.cost import PARTS
+from kvlab.lab.bench.ops import count_text
 from kvlab.lab.origin import Origin
-from kvlab.viz.style import BLACK, BLUE, DARK_GREY, GREEN, PURPLE, VERMILLION
+from kvlab.viz import style
+from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_below, legend_in
 
 NOT_MEASURED = "not measured yet"
 #: Marker and colour of a DCP size, the same in every figure of costs.
-MARKERS: Mapping[int, str] = MappingProxyType({1: "o", 2: "s", 3: "v", 4: "^", 8: "D"})
-COLORS: Mapping[int, str] = MappingProxyType(
-    {1: BLUE, 2: VERMILLION, 3: BLACK, 4: GREEN, 8: PURPLE}
-)
+MARKERS: Mapping[int, str] = {1: "o", 2: "s", 3: "v", 4: "^", 8: "D"}
+COLORS: Mapping[int, str] = {
+    1: style.BLUE,
+    2: style.VERMILLION,
+    3: style.BLACK,
+    4: style.GREEN,
+    8: style.PURPLE,
+}
 OTHER_MARKER = "P"
 MOST_TICKS = 5
+CONTENDERS: Mapping[str, Stroke] = {
+    ops.COPY: Stroke(style.DARK_GREY, ":", "_"),
+    ops.STRIDE: Stroke(style.SKY, (0, (8, 2)), "P"),
+    ops.MASK: Stroke(style.ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
+    ops.CHECKED: Stroke(style.GREEN, "-.", "^"),
+    ops.FIRST: Stroke(style.PURPLE, "--", "D"),
+    ops.op_name(ops.LOCALIZE, "torch"): Stroke(style.BLUE, "-", "o"),
+    ops.op_name(ops.LOCALIZE, "triton"): Stroke(style.VERMILLION, "--", "s"),
+}
+OTHER = Stroke(style.BLACK, "-", "X")
+OPS = ("backup", "restore")
+MEASURES = {"ratio": "times upstream's speed", "share": "share of one copy"}
+DASHES = ("-", "--", ":", "-.")
+SHARE_COLORS = (style.BLUE, style.VERMILLION, style.GREEN, style.ORANGE, style.BLACK)
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How a series is drawn: colour, dash (None: marks alone), marker, full or open."""
+def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
+    """One line a contender: nanoseconds an id over the ids of a run.
 
-    color: str
-    dash: Any
-    marker: str
-    full: bool = True
+    Time an id, not a run: a method that is bound by memory is then a level line, a fixed cost
+    falls with the length.
+
+    Args:
+        points: of ``localize_points``.
+        missing: sentences of what was not measured.
+    """
+    fig = figure("double", height=3.4)
+    ax = fig.subplots()
+    ax.set_title(f"What a localization costs, by the length of the run: {_device(origin)}")
+    if _has_points(ax, points):
+        names = [name for name in CONTENDERS if name in set(points["contender"])]
+        names += sorted(set(points["contender"]) - set(names))
+        for name in names:
+            mine = points[points["contender"] == name]
+            each = mine[["seconds_q1", "seconds", "seconds_q3"]].mul(1e9).div(mine["ids"], axis=0)
+            line = each.set_axis(["q1", "value", "q3"], axis=1).assign(ids=mine["ids"])
+            _spread_line(ax, line, "ids", name, CONTENDERS.get(name, OTHER))
+        _count_axis(ax, points["ids"], "ids of the run")
+        ax.set_yscale("log")
+        _plain_numbers(ax)
+        ax.set_ylabel("ns an id (measured)")
+        legend_below(ax, ax.get_legend_handles_labels()[0], ncols=3)
+    text = (
+        "Time of one rank's localization divided by the ids of the run: medians, bars are "
+        "quartiles, measured. Runs are rotated past the caches. Copy: one that moves as many "
+        "bytes as a checked localization must (all ids read, the rows of one rank written)."
+    )
+    return caption(fig, text + _not_measured(missing), origin)
 
 
-def require_points(table: pd.DataFrame, columns: Iterable[str], what: str) -> pd.DataFrame:
-    """``table`` if it has ``columns``; rows it may lack. Errors: StudyError."""
-    absent = [column for column in columns if column not in table]
-    if absent:
-        raise StudyError(
-            f"{what} is drawn from a table of kvlab.lab.cost: columns missing: "
-            f"{', '.join(absent)}; pass one of its *_points"
-        )
-    return table
+def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
+    """Backup and restore: times upstream's speed above share of one copy, one line a layer count
+    (dash) and DCP size (colour and marker).
+
+    Args:
+        points: of ``copy_points``.
+        missing: sentences of what was not measured.
+    """
+    fig = figure("double", height=5.0)
+    title = f"Backup and restore beside upstream's loop and one copy: {_device(origin)}"
+    fig.suptitle(title, x=0.01, ha="left")
+    layers = sorted(points["layers"].unique())
+    dashes = {n: DASHES[i % len(DASHES)] for i, n in enumerate(layers)}
+    grid = fig.add_gridspec(3, len(OPS), height_ratios=[1, 1, 0.2])
+    first: dict[str, Axes] = {}
+    for row, (measure, name) in enumerate(MEASURES.items()):
+        for column, op in enumerate(OPS):
+            ax = fig.add_subplot(grid[row, column], sharey=first.get(measure))
+            first.setdefault(measure, ax)
+            ax.set_title(op if row == 0 else "")
+            if column == 0:
+                ax.set_ylabel(f"{name}\n(measured)")
+            mine = points[(points["op"] == op) & (points["measure"] == measure)]
+            if not _has_points(ax, mine):
+                continue
+            kinds: Any = mine.groupby(["layers", "dcp_size"])
+            for (layer, size), line in kinds:
+                stroke = Stroke(COLORS.get(int(size), style.BLACK), dashes[layer], _marker(size))
+                _spread_line(ax, line, "tokens", f"{layer:g} layers, c={size:g}", stroke)
+            _ceiling(ax, mine)
+            _count_axis(ax, mine["tokens"], "tokens of the request")
+            if measure == "ratio":
+                ax.set_yscale("log", base=2)
+                _plain_numbers(ax, "x")
+            else:
+                _from_zero(ax, mine)
+    handles = [
+        Line2D([], [], color=style.DARK_GREY, ls=dash, marker="", label=f"{n:g} layers")
+        for n, dash in dashes.items()
+    ]
+    handles += [
+        _size_key(size, COLORS.get(int(size), style.BLACK))
+        for size in sorted(points["dcp_size"].unique())
+    ]
+    legend_in(fig.add_subplot(grid[2, :]), handles, ncols=6)
+    text = (
+        "Above: time of upstream's loop (a layer at a time, chunks of 8,192 rows) over ours. "
+        "Below: time of one copy of the same bytes over ours, so 1 is the ceiling. Medians, bars "
+        "are quartiles, measured in turns in one run. Tokens: of the request, over all ranks; one "
+        "rank copies its rows of all layers."
+    )
+    return caption(fig, text + _not_measured(missing), origin)
 
 
-def spread_line(
-    ax: Axes, points: pd.DataFrame, x: str, label: str, mark: Mark, scale: float = 1.0
-) -> None:
-    """One series: q1, value, q3 of ``points`` times ``scale`` over its column ``x``."""
+def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
+    """Merge and owner write: share of the speed of one copy, over the bytes of that copy. Colour is
+    the contender, the marker the DCP size.
+
+    Small calls are bound by the start of the work, large ones by memory: over the bytes one sees
+    where the one ends and the other begins.
+
+    Args:
+        points: of ``share_points``.
+        missing: sentences of what was not measured.
+    """
+    fig = figure("double", height=3.4)
+    fig.suptitle(f"Merge and owner write beside one copy: {_device(origin)}", x=0.01, ha="left")
+    axes = fig.subplots(1, len(PARTS), sharey=True)
+    for ax, (part, title) in zip(axes, PARTS.items(), strict=True):
+        ax.set_title(title)
+        mine = points[points["part"] == part]
+        if not _has_points(ax, mine):
+            continue
+        names = sorted(mine["contender"].unique())
+        colors = {name: SHARE_COLORS[i % len(SHARE_COLORS)] for i, name in enumerate(names)}
+        kinds: Any = mine.groupby(["contender", "dcp_size"])
+        for (name, size), line in kinds:
+            stroke = Stroke(colors[name], "none", _marker(size))
+            _spread_line(ax, line, "bytes", f"{name}, c={size:g}", stroke)
+        _ceiling(ax, mine)
+        _from_zero(ax, mine)
+        _bytes_axis(ax, mine["bytes"], "bytes of the copy")
+        handles = [Line2D([], [], color=colors[n], lw=4, marker="", label=n) for n in names]
+        sizes = sorted(mine["dcp_size"].unique())
+        legend_below(ax, [*handles, *(_size_key(size, style.DARK_GREY) for size in sizes)], ncols=2)
+    axes[0].set_ylabel("share of one copy (measured)")
+    text = (
+        "Time of one copy of the bytes that must move, over ours: 1 is the ceiling. Medians, bars "
+        "are quartiles, measured in turns in one run, inputs rotated past the caches."
+    )
+    return caption(fig, text + _not_measured(missing), origin)
+
+
+def _has_points(ax: Axes, points: pd.DataFrame) -> bool:
+    """Whether there is a point to draw; where there is none, the axes say so."""
+    if points.empty:
+        ax.text(0.5, 0.5, NOT_MEASURED, color=style.DARK_GREY, ha="center", va="center",
+                transform=ax.transAxes)  # fmt: skip
+        ax.set(xticks=[], yticks=[])
+    else:
+        ax.grid(axis="y")
+    return not points.empty
+
+
+def _spread_line(ax: Axes, points: pd.DataFrame, x: str, label: str, stroke: Stroke) -> None:
+    """One series: q1, value, q3 of ``points`` over its column ``x``."""
     at = points.sort_values(x)
-    middle = at["value"].to_numpy(dtype=np.float64) * scale
-    low = middle - at["q1"].to_numpy(dtype=np.float64) * scale
-    high = at["q3"].to_numpy(dtype=np.float64) * scale - middle
+    low, middle, high = (at[name].to_numpy(dtype=np.float64) for name in ("q1", "value", "q3"))
     ax.errorbar(
         at[x].to_numpy(dtype=np.float64),
         middle,
-        yerr=np.clip(np.stack([low, high]), 0, None),
+        yerr=np.clip(np.stack([middle - low, high - middle]), 0, None),
         label=label,
-        color=mark.color,
-        ls="none" if mark.dash is None else mark.dash,
-        marker=mark.marker,
-        mfc=mark.color if mark.full else "#FFFFFF",
-        mec=mark.color,
+        color=stroke.color,
+        ls=stroke.dash,
+        marker=stroke.marker,
         lw=1.2,
         elinewidth=1.0,
         capsize=2.0,
     )
 
 
-def say_nothing(ax: Axes, text: str = NOT_MEASURED) -> None:
-    """Words in the middle of axes that have no point."""
-    ax.text(0.5, 0.5, text, ha="center", va="center", color=DARK_GREY, transform=ax.transAxes)
-    ax.set(xticks=[], yticks=[])
+def _ceiling(ax: Axes, points: pd.DataFrame) -> None:
+    """A line at 1, and a dotted line for each aim with its number at the right."""
+    ax.axhline(1, color=style.DARK_GREY, lw=0.8, zorder=1)
+    for value in sorted(points["aim"].dropna().round(3).unique()):
+        ax.axhline(value, color=style.BLACK, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
+        ax.annotate(
+            f"aim {value:g}", (1, value), (-2, 2), xycoords=("axes fraction", "data"),
+            textcoords="offset points", ha="right", fontsize=7,
+        )  # fmt: skip
 
 
-def count_axis(ax: Axes, values: Iterable[float], label: str) -> None:
-    """A logarithmic axis of powers of two, each of ``values`` with its tick: 131072 as 128k."""
+def _from_zero(ax: Axes, points: pd.DataFrame) -> None:
+    ax.set_ylim(0, max(1.1, 1.05 * float(np.nanmax(points["q3"]))))
+
+
+def _plain_numbers(ax: Axes, unit: str = "") -> None:
+    """Ticks of a logarithmic axis as numbers, not as powers."""
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}{unit}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _count_axis(ax: Axes, values: Iterable[float], label: str) -> None:
+    """Each of ``values`` with its tick: 131072 as 128k."""
     ticks = sorted({int(value) for value in values})
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, [count_text(tick) for tick in ticks])
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(label)
+    doubling_axis(ax, ticks, label, [count_text(tick) for tick in ticks])
 
 
-def bytes_axis(ax: Axes, values: Iterable[float], label: str) -> None:
-    """A logarithmic axis of bytes with at most five ticks at powers of two: 2**20 as 1 MiB."""
-    given = [float(value) for value in values]
-    low, high = math.ceil(math.log2(min(given))), math.floor(math.log2(max(given)))
+def _bytes_axis(ax: Axes, values: "pd.Series[float]", label: str) -> None:
+    """At most five ticks at powers of two: 2**20 as 1 MiB."""
+    low, high = math.ceil(math.log2(values.min())), math.floor(math.log2(values.max()))
     ticks = [2**n for n in range(low, high + 1, max(1, -(-(high - low) // (MOST_TICKS - 1))))]
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(ticks, [bytes_text(tick) for tick in ticks])
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(label)
+    doubling_axis(ax, ticks, label, [bytes_text(tick) for tick in ticks])
 
 
 def bytes_text(count: int) -> str:
@@ -112,26 +251,19 @@ def bytes_text(count: int) -> str:
     return f"{count} B"
 
 
-def aim_lines(ax: Axes, values: Iterable[float]) -> None:
-    """A dotted line for each aim, with its number at the right."""
-    for value in sorted({round(float(value), 3) for value in values if value == value}):
-        ax.axhline(value, color=BLACK, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
-        ax.annotate(
-            f"aim {value:g}",
-            (1, value),
-            (-2, 2),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            ha="right",
-            fontsize=7,
-        )
+def _marker(size: float) -> str:
+    return MARKERS.get(int(size), OTHER_MARKER)
 
 
-def device_name(origin: Origin) -> str:
+def _size_key(size: float, color: str) -> Line2D:
+    return Line2D([], [], color=color, ls="", marker=_marker(size), label=f"c={size:g}")
+
+
+def _device(origin: Origin) -> str:
     """The device of a title, without driver and cores: "cpu", "NVIDIA H200"."""
     return origin.device.partition(" (")[0]
 
 
-def not_measured(sentences: Sequence[str]) -> str:
+def _not_measured(sentences: Sequence[str]) -> str:
     """What a caption says of the cases that are missing; "" if none is."""
     return f" Not here: {'. '.join(sentences)}." if sentences else ""

@@ -1,52 +1,36 @@
-"""Who owns which slot, drawn: figures over the tables of ``kvlab.lab.owners``.
+"""Who owns which slot, drawn: figures over the tables of ``kvlab.lab.owners``, and the explorer.
 
-    owner_map      the slots of a run, page by page, with the owner of each
-    owner_atlas    several owner maps beside each other
-    rank_buffers   one column a rank: the slot that each row stores, the padding page hatched
-    page_map       allocator page q is physical page q of every rank
-    raw_use_map    what each slot would hit if it were used as a row
+    owner_map        the slots of a run, page by page, with the owner of each
+    owner_atlas      several owner maps beside each other
+    rank_buffers     one column a rank: the slot that each row stores, the padding page hatched
+    page_map         allocator page q is physical page q of every rank
+    raw_use_map      what each slot would hit if it were used as a row
+    owner_explorer   slots and rows beside each other, to be dragged
 
-To drag them, see ``kvlab.viz.widgets``, whose ``owner_explorer`` is named here too. Each returns a
-figure without a caption. ``DEFINITIONS`` has the sentence for the caption:
+All are made of two fields of cells: slots line by line, and rows rank by rank. The first five
+return a figure without a caption. ``DEFINITIONS`` has the sentence for it:
 
     fig = caption(owner_map(study), DEFINITIONS["owner-slots"], origin)
+
+Worked example of the explorer, c=4, P=4, pages 3, 1: slot 21 is position 21, rank 1, row 5; used
+raw it would read row 21 of rank 1, which holds slot 85 of page 5.
 """
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
+import ipywidgets as widgets
+import pandas as pd
 from matplotlib.figure import Figure
 
-from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import OwnerStudy
-from kvlab.lab.slot_facts import describe as describe
-from kvlab.viz.owner_fields import (
-    ROW_IN,
-    TALL_IN,
-    buffer_pages,
-    draw_buffers,
-    draw_owners,
-    left_out,
-    shown_pages,
-)
-from kvlab.viz.spaces import (
-    OUTSIDE,
-    PADDED,
-    Cell,
-    draw_cells,
-    frame,
-    key,
-    legend_below,
-    line_slots,
-    look_of,
-    rank_look,
-    row_lines,
-    slot_field,
-    slot_lines,
-)
-from kvlab.viz.style import ASSERT, OWNED, SILENT, WIDTH_IN, figure
-from kvlab.viz.widgets.owner import owner_explorer as owner_explorer
+from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
+from kvlab.lab.slot_facts import describe, position_of, slot_facts
+from kvlab.viz import style
+from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, font_size, rank_role
+from kvlab.viz.panel import Drawing, Panel, Spot, twin
+from kvlab.viz.style import Role, Width
 
 DEFINITIONS: Mapping[str, str] = {
     "owner-slots": "Each cell is a widened slot and names the rank that stores it, slot // I % c "
@@ -60,146 +44,385 @@ DEFINITIONS: Mapping[str, str] = {
     "and names the slot that row v stores. Black cells lie past the buffer's (N + 1) * P rows.",
 }
 
-LINE_SLOTS, ATLAS_SLOTS = 32, 16  # slots a line at most
-SIZES = [1, 2, 4, 8, 16]  # that the explorer offers
-BESIDE_IN, AROUND_IN = 1.05, 0.75  # labels beside a field, and above and below it
-FIELD_IN = 6.4  # height of a field at most
-Width = Literal["single", "double"]
+LEFT_IN, TOP_IN, GAP_IN, BESIDE_IN = 0.62, 0.5, 0.09, 1.3
+ROW_IN, TALL_IN = 0.165, 0.28  # height of a cell of one line of text, and of two
+LINE_SLOTS, ATLAS_SLOTS, MOST_LINES = 32, 16, 64
+
+NAME = "owner-explorer"
+SIZES = [1, 2, 4, 8, 16]
+NUM_PAGES, EXPLORER_LINES = 12, 34
+RULE = next(iter(ENGINE_RULES))
+BY_HAND = "the interleave of the slider"
+DEFINITION = (
+    "Left: slots of the run's pages, a line of slots in order, coloured and named by the rank that "
+    "owns them, slot // I % c with interleave I; white: not of the run. Right: rows of each rank's "
+    "buffer with the slot that each stores; hatched: padding page. Dashed: the slot under the "
+    "cursor; cross: the row that its number would hit if used as a row. Computed from the layout."
+)
 
 
-def owner_map(study: OwnerStudy, rank: int | None = None) -> Figure:
-    """The owner of each slot of the run; ``rank`` puts one in front of the others.
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A slot and its box in inches. ``rank``, ``row``: of a row that stores the slot."""
 
-    Pages past the 64th line are left out, and the title says so.
-    """
-    columns, width = _columns(study.layout)
-    pages = shown_pages(study, columns)
-    size = _cell(width, columns, slot_lines(study.layout, pages, columns), two_lines=True)
-    fig = figure(width, AROUND_IN + 0.2 + size[1] * slot_lines(study.layout, pages, columns))
-    keys = draw_owners(fig.subplots(), study, rank, columns, size)
-    fig.axes[0].set_title("Owner of each slot" + left_out(study, pages))
-    legend_below(fig.axes[0], keys, 8)
-    return fig
+    slot: int
+    box: Box
+    rank: int | None = None
+    row: int | None = None
 
 
-def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) -> Figure:
-    """Owner maps beside each other, each under its name, all cells of one size.
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Cells, and the words beside them: x, y, text, align."""
 
-    Errors: KvlabError for no study at all.
-    """
-    if not studies:
-        raise KvlabError(
-            "an atlas shows at least one study: got none; pass e.g. {'c = 2': OwnerStudy(...)}"
-        )
-    most = max(line_slots(study.layout, ATLAS_SLOTS) for study in studies.values())
-    panels = []
-    for name, study in studies.items():
-        columns = line_slots(study.layout, ATLAS_SLOTS)
-        panels.append((name, study, columns, shown_pages(study, columns)))
-    tall = [slot_lines(study.layout, pages, columns) for _, study, columns, pages in panels]
-    bands = [max(tall[at : at + across]) for at in range(0, len(tall), across)]
-    wide = (WIDTH_IN["double"] - BESIDE_IN * across) / across / most
-    size = (wide, min(ROW_IN, (12 - AROUND_IN * len(bands)) / sum(bands)))
-    fig = figure("double", 0.25 + sum(band * size[1] + AROUND_IN for band in bands))
-    fig.suptitle(title, x=0.01, ha="left")
-    grid = fig.subplots(len(bands), across, squeeze=False, height_ratios=bands)
-    for ax in grid.flat[len(panels) :]:
-        ax.set_axis_off()
-    for at, (ax, (name, study, columns, pages)) in enumerate(zip(grid.flat, panels, strict=False)):
-        draw_owners(ax, study, None, columns, size)
-        ax.set_title(name + left_out(study, pages))
-        ax.set_xlim(0, most)
-        ax.set_xlabel(ax.get_xlabel(), loc="left")
-        ax.set_box_aspect(tall[at] * size[1] / (most * size[0]))
-        ax.set_anchor("NW")
-    return fig
+    cells: tuple[Cell, ...]
+    words: tuple[tuple[float, float, str, str], ...]
+    bottom: float
 
 
-def rank_buffers(study: OwnerStudy, rank: int | None = None, raw: bool = False) -> Figure:
-    """The buffers of all ranks at the padding page and the pages of the run.
-
-    ``raw``: outline the rows that each rank touches when it uses all slots of the run as rows.
-    """
-    layout, pages = study.layout, buffer_pages(study, raw)
-    width: Width = "single" if layout.dcp_size <= 8 else "double"
-    lines = row_lines(layout, pages)
-    size = _cell(width, layout.dcp_size, lines)
-    fig = figure(width, AROUND_IN + 0.4 + size[1] * lines)
-    keys = draw_buffers(fig.subplots(), study, rank, pages, size, raw)
-    fig.axes[0].set_title("Slot that each row stores")
-    legend_below(fig.axes[0], keys, 2)
-    return fig
+def line_slots(layout: DcpLayout, most: int) -> int:
+    """Slots a line: the widest multiple of c up to ``most`` that divides W; c if none does."""
+    c, size = layout.dcp_size, layout.page_size
+    return max((c * k for k in range(1, size + 1) if size % k == 0 and c * k <= most), default=c)
 
 
-def page_map(study: OwnerStudy) -> Figure:
-    """Widened page q beside physical page q of each rank; the pages of the run are filled."""
-    lay, c = study.layout, study.layout.dcp_size
-    w, p, left = lay.widened_page_size, lay.page_size, max(4.0, 0.8 * c)
-    order = study.page_list[: lay.pages_for(study.start + study.length)]
-    pages = buffer_pages(study, raw=False)
-    cells, rows, headings = [], {}, {}
-    for y, page in enumerate(pages):
-        rows[y + 0.5] = f"slots {page * w}..{(page + 1) * w - 1}"
-        headings[y + 0.5] = f"rows {page * p}..{(page + 1) * p - 1}"
-        if page:
-            low = order.index(page) * w
-            last = min(study.start + study.length, low + w) - 1
-            rows[y + 0.5] += f"\npositions {max(study.start, low)}..{last}"
-        turns = w // lay.interleave
-        stripes = turns if page and turns <= 64 else 1
-        for s in range(stripes):
-            look = PADDED if not page else rank_look(s % c, c) if turns <= 64 else OUTSIDE
-            text = f"{w} slots" if page and turns > 64 else ""
-            wide = left / stripes
-            cells.append(Cell(s * wide, y + 0.12, look, text, wide, 0.76))
-        for r in range(c):
-            look = rank_look(r, c) if page else PADDED
-            cells.append(Cell(left + 1 + r, y + 0.12, look, f"{page}", 1.0, 0.76))
-    fig = figure("double", AROUND_IN + 0.36 * len(pages))
-    ax = fig.subplots()
-    draw_cells(ax, cells, (WIDTH_IN["double"] - 2.2) / (left + 1 + c), 0.36)
-    for y in range(len(pages)):
-        ends = (left + 0.95, y + 0.5), (left + 0.05, y + 0.5)
-        ax.annotate("", *ends, arrowprops={"arrowstyle": "->"})
-    columns = {left / 2: "allocator", **{left + 1.5 + r: f"{r}" for r in range(c)}}
-    frame(ax, (left + 1 + c, len(pages)), rows, columns, 0.36, headings)
-    ax.set_xlabel("rank", x=(left + 1 + c / 2) / (left + 1 + c))
-    ax.set_title("Page q of the allocator is page q of every rank")
-    return fig
+def slot_field(
+    layout: DcpLayout, pages: Sequence[int], columns: int, at: tuple[float, float],
+    size: tuple[float, float],
+) -> Field:  # fmt: skip
+    """The slots of ``pages`` from ``at`` on, ``columns`` a line; ``size``: inches of a cell."""
+    (left, y), (wide, high) = at, size
+    cells, words = [], []
+    for page in pages:
+        first = page * layout.widened_page_size
+        middle = y + layout.widened_page_size // columns * high / 2
+        words.append((left + columns * wide + 0.06, middle, f"page {page}", "left"))
+        for begin in range(first, first + layout.widened_page_size, columns):
+            words.append((left - 0.06, y + high / 2, f"{begin}", "right"))
+            cells += [Cell(begin + i, (left + i * wide, y, wide, high)) for i in range(columns)]
+            y += high
+        y += GAP_IN
+    return Field(tuple(cells), tuple(words), y)
+
+
+def row_field(
+    layout: DcpLayout, pages: Sequence[int], at: tuple[float, float], size: tuple[float, float]
+) -> Field:
+    """The rows of ``pages`` from ``at`` on, a column a rank; the padding page is one line."""
+    (left, y), (wide, high) = at, size
+    p, ranks = layout.page_size, range(layout.dcp_size)
+    cells, words = [], []
+    for page in pages:
+        rows = range(page * p, page * p + (p if page else 1))
+        heading = f"page {page}" if page else "padding"
+        right = left + layout.dcp_size * wide + 0.06
+        words.append((right, y + len(rows) * high / 2, heading, "left"))
+        for row in rows:
+            words.append((left - 0.06, y + high / 2, f"{row}", "right"))
+            cells += [
+                Cell(layout.slot(rank, row), (left + rank * wide, y, wide, high), rank, row)
+                for rank in ranks
+            ]
+            y += high
+        y += GAP_IN
+    return Field(tuple(cells), tuple(words), y)
+
+
+def draw_field(canvas: Canvas, field: Field, mark: Callable[[Cell], tuple[Role, str]]) -> None:
+    """Draw the cells, each as ``mark`` says: its look and its text."""
+    for cell in field.cells:
+        canvas.cell(cell.box, *mark(cell))
+    for x, y, text, align in field.words:
+        canvas.text(x, y, text, 7, align=align)
+
+
+def run_pages(study: OwnerStudy) -> list[int]:
+    """The pages of the run, in position order."""
+    first = study.start // study.layout.widened_page_size
+    return list(study.page_list[first : study.layout.pages_for(study.start + study.length)])
+
+
+def owner_map(study: OwnerStudy) -> Figure:
+    """The owner of each slot of the run; pages past the 64th line are left out, and the title says
+    so."""
+    columns = line_slots(study.layout, LINE_SLOTS)
+    field, width, title = _one_field(study, columns, "Owner of each slot", tall=True)
+    canvas = Canvas(width, title)
+    canvas.text(LEFT_IN, TOP_IN - 0.12, "slots in order, the first of each line at the left", 7)
+    keys = _draw_owners(canvas, study, field)
+    return canvas.finish(field.bottom + (canvas.keys(field.bottom + 0.08, keys) if keys else 0.0))
 
 
 def raw_use_map(study: OwnerStudy) -> Figure:
     """What each slot of the run hits when its owner uses it as a row number."""
     looks = {
-        "right": (look_of(OWNED), "the right row"),
-        "another slot": (look_of(SILENT), "another slot's row, no error"),
-        "out of range": (look_of(ASSERT), "out of range"),
+        "right": replace(style.OWNED, label="the right row"),
+        "another slot": replace(style.SILENT, label="another slot's row, no error"),
+        "out of range": replace(style.ASSERT, label="out of range"),
     }
     table = study.table()
-    columns, width = _columns(study.layout)
-    pages = shown_pages(study, columns)
-    lines = slot_lines(study.layout, pages, columns)
-    size = _cell(width, columns, lines, two_lines=lines < 8)
-    above = size[1] > ROW_IN  # room for the slot above what it hits
+    columns = line_slots(study.layout, LINE_SLOTS)
+    few = len(run_pages(study)) * study.layout.widened_page_size // columns < 8
+    title = "Slot hit when a slot is used as a row"
+    field, width, title = _one_field(study, columns, title, tall=few)
     marks = {}
     for slot, raw, hit in zip(table["slot"], table["raw"], table["raw_slot"], strict=True):
         text = "" if raw == "out of range" else f"{hit}"
-        marks[slot] = (looks[raw][0], f"{slot}\n→{text or ' none'}" if above else text)
-    fig = figure(width, AROUND_IN + 0.2 + size[1] * lines)
-    ax = fig.subplots()
-    slot_field(ax, study.layout, pages, marks, columns, size)
-    ax.set_title("Slot hit when a slot is used as a row" + left_out(study, pages))
-    found = set(table["raw"])
-    legend_below(ax, [key(*look) for raw, look in looks.items() if raw in found], 3)
-    return fig
+        if field.cells[0].box[3] > ROW_IN:  # room for the slot above what it hits
+            text = f"{slot}\n→{text or ' none'}"
+        marks[slot] = (looks[raw], text)
+    canvas = Canvas(width, title)
+    canvas.text(LEFT_IN, TOP_IN - 0.12, "slots in order, the first of each line at the left", 7)
+    draw_field(canvas, field, lambda cell: marks.get(cell.slot, (OUTSIDE, "")))
+    found = [role for raw, role in looks.items() if (table["raw"] == raw).any()]
+    keys = canvas.keys(field.bottom + 0.08, [(role, role.label) for role in found], LEFT_IN)
+    return canvas.finish(field.bottom + keys)
 
 
-def _columns(layout: DcpLayout) -> tuple[int, Width]:
-    columns = line_slots(layout, LINE_SLOTS)
-    return columns, "single" if columns <= 12 else "double"
+def _one_field(study: OwnerStudy, columns: int, title: str, tall: bool) -> tuple[Field, Width, str]:
+    """The slots of the run over the whole width, the width, and the title with what is left out."""
+    width: Width = "single" if columns <= 12 else "double"
+    wide = (style.WIDTH_IN[width] - BESIDE_IN) / columns
+    size = (wide, TALL_IN if tall and wide >= 0.28 else ROW_IN)
+    pages = run_pages(study)
+    shown = pages[: max(1, MOST_LINES * columns // study.layout.widened_page_size)]
+    left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
+    field = slot_field(study.layout, shown, columns, (LEFT_IN, TOP_IN), size)
+    return field, width, title + left_out
 
 
-def _cell(width: Width, across: int, lines: float, two_lines: bool = False) -> tuple[float, float]:
-    """Inches of a cell: as wide as the field allows, as high as one or two lines of text."""
-    wide = (WIDTH_IN[width] - BESIDE_IN) / across
-    return wide, min(TALL_IN if two_lines and wide >= 0.28 else ROW_IN, FIELD_IN / lines)
+def _draw_owners(canvas: Canvas, study: OwnerStudy, field: Field) -> list[tuple[Key, str]]:
+    """Draw the owner of each slot of the run; returns the legend of ranks, which is there where
+    the numbers do not fit: then odd ranks are hatched, so that colour does not stand alone."""
+    lay = study.layout
+    _, _, wide, high = field.cells[0].box
+
+    def text(cell: Cell) -> str:
+        return (
+            f"{cell.slot}\nr{lay.owner(cell.slot)}" if high > ROW_IN else f"{lay.owner(cell.slot)}"
+        )
+
+    fits = all(font_size(text(cell), wide, high) for cell in field.cells)
+    roles = [rank_role(rank, lay.dcp_size) for rank in range(lay.dcp_size)]
+    if not fits:
+        roles = [replace(r, hatch="////" if rank % 2 else "") for rank, r in enumerate(roles)]
+
+    def mark(cell: Cell) -> tuple[Role, str]:
+        inside = position_of(study, cell.slot) is not None
+        return (roles[lay.owner(cell.slot)], text(cell)) if inside else (OUTSIDE, "")
+
+    draw_field(canvas, field, mark)
+    return [] if fits else [(role, role.label) for role in roles]
+
+
+def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) -> Figure:
+    """Owner maps beside each other, each under its name, all cells of one size."""
+    columns = {name: line_slots(study.layout, ATLAS_SLOTS) for name, study in studies.items()}
+    column_in = (style.WIDTH_IN["double"] - MARGIN_IN) / across
+    wide = min(0.26, (column_in - BESIDE_IN) / max(columns.values()))
+    canvas = Canvas("double", title)
+    top, bottom = TOP_IN, TOP_IN
+    for number, (name, study) in enumerate(studies.items()):
+        if number % across == 0:
+            top = bottom + 0.12
+        left = number % across * column_in
+        canvas.text(left + MARGIN_IN, top - 0.12, name, 8.5, bold=True)
+        at = (left + LEFT_IN, top)
+        field = slot_field(study.layout, run_pages(study), columns[name], at, (wide, ROW_IN))
+        _draw_owners(canvas, study, field)
+        bottom = max(bottom, field.bottom + 0.2)
+    return canvas.finish(bottom - 0.15)
+
+
+def rank_buffers(study: OwnerStudy, rank: int | None = None, raw: bool = False) -> Figure:
+    """The buffers of all ranks at the padding page and the pages of the run.
+
+    Args:
+        rank: puts one in front of the others.
+        raw: outline the rows that each rank touches when it uses all slots of the run as rows.
+    """
+    lay, slots = study.layout, study.table()["slot"].tolist()
+    hit = {slot for slot in slots if slot < lay.row_end} if raw else set()
+    pages = sorted({*run_pages(study), *(row // lay.page_size for row in hit)} - {0})
+    shown = pages[: max(1, MOST_LINES // lay.page_size)]
+    width: Width = "single" if lay.dcp_size <= 8 else "double"
+    wide = min(0.6, (style.WIDTH_IN[width] - BESIDE_IN) / lay.dcp_size)
+    field = row_field(lay, [0, *shown], (LEFT_IN, TOP_IN), (wide, ROW_IN))
+    left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
+    canvas = Canvas(width, "Slot that each row stores" + left_out)
+    canvas.text(LEFT_IN - 0.06, TOP_IN - 0.1, "row, rank", 7, align="right")
+    _name_ranks(canvas, field, lay.dcp_size)
+    mine = set(slots)
+
+    def mark(cell: Cell) -> tuple[Role, str]:
+        if cell.row is not None and cell.row < lay.first_row:
+            return style.PADDING, ""
+        role = rank_role(cell.rank or 0, lay.dcp_size)
+        if rank is not None:
+            role = style.OWNED if cell.rank == rank else style.OTHER
+        return (role if cell.slot in mine else OUTSIDE), str(cell.slot)
+
+    draw_field(canvas, field, mark)
+    keys: list[tuple[Key, str]] = []
+    if rank is not None:
+        keys = [(style.OWNED, f"slot of rank {rank}"), (style.OTHER, "slot of another rank")]
+    for cell in field.cells if raw else ():
+        if cell.row in hit:
+            canvas.outline(cell.box, 1.5)
+    if raw:
+        keys.append((("s", style.VERMILLION), "framed: row hit by raw use"))
+    return canvas.finish(field.bottom + (canvas.keys(field.bottom + 0.08, keys) if keys else 0.0))
+
+
+def _name_ranks(canvas: Canvas, field: Field, dcp_size: int) -> None:
+    for cell in field.cells[: dcp_size : 1 if dcp_size <= 8 else 3]:
+        x, y, wide, _ = cell.box
+        canvas.text(x + wide / 2, y - 0.09, f"{cell.rank}", 7, align="center")
+
+
+def page_map(study: OwnerStudy) -> Figure:
+    """Widened page q beside physical page q of each rank; the pages of the run are filled."""
+    lay, c = study.layout, study.layout.dcp_size
+    w, p = lay.widened_page_size, lay.page_size
+    left, allocator_in, high, line_in = 1.3, 2.2, 0.26, 0.36
+    ranks_at = left + allocator_in + 0.4
+    wide = min(0.5, (style.WIDTH_IN["double"] - ranks_at - 0.9) / c)
+    canvas = Canvas("double", "Page q of the allocator is page q of every rank")
+    y = TOP_IN
+    canvas.text(left + allocator_in / 2, y - 0.1, "allocator", 8, align="center")
+    canvas.text(ranks_at + c * wide / 2, y - 0.1, "rank 0 ..", 8, align="center")
+    for page in [0, *sorted(run_pages(study))[:MOST_LINES]]:
+        low = study.page_list.index(page) * w if page else 0
+        ends = max(study.start, low), min(study.start + study.length, low + w) - 1
+        words = [f"slots {page * w}..{(page + 1) * w - 1}"]
+        words += [f"positions {ends[0]}..{ends[1]}"] if page else []
+        for i, text in enumerate(words):
+            at = y + high * (2 * i + 1) / (2 * len(words))
+            canvas.text(left - 0.06, at, text, 7, align="right")
+        turns = w // lay.interleave if page else 1
+        striped = turns <= 64
+        for s in range(turns if striped else 1):
+            stripe = allocator_in / (turns if striped else 1)
+            role = style.PADDING if not page else rank_role(s % c, c) if striped else OUTSIDE
+            box = (left + s * stripe, y, stripe, high)
+            canvas.cell(box, role, "" if striped else f"{w} slots")
+        canvas.text(left + allocator_in + 0.2, y + high / 2, "→", 11, align="center")
+        for rank in range(c):
+            role = rank_role(rank, c) if page else style.PADDING
+            canvas.cell((ranks_at + rank * wide, y, wide, high), role, f"{page}")
+        canvas.text(
+            ranks_at + c * wide + 0.06, y + high / 2, f"rows {page * p}..{(page + 1) * p - 1}", 7
+        )
+        y += line_in
+    return canvas.finish(y)
+
+
+@lru_cache(maxsize=64)
+def fields(study: OwnerStudy, width: Width, hit: int | None) -> tuple[Field, Field, int]:
+    """Slots, rows, and how many pages are left out: those past the 34th line.
+
+    ``hit``: a page whose rows are shown beside those of the run.
+    """
+    lay = study.layout
+    pages, columns = run_pages(study), line_slots(study.layout, ATLAS_SLOTS)
+    lines = max(lay.widened_page_size // columns, lay.page_size)
+    shown = pages[: max(1, EXPLORER_LINES // lines)]
+    beside = width == "double"
+    wide = min(0.26, (3.2 if beside else 2.2) / columns)
+    slots = slot_field(lay, shown, columns, (LEFT_IN, TOP_IN), (wide, ROW_IN))
+    at = (4.95, TOP_IN) if beside else (LEFT_IN, slots.bottom + 0.36)
+    cell = (min(0.36, (1.7 if beside else 2.2) / lay.dcp_size), ROW_IN)
+    both = sorted({0, *shown, *([] if hit is None else [hit])})
+    return slots, row_field(lay, both, at, cell), len(pages) - len(shown)
+
+
+def draw_owner(
+    dcp_size: int = 4,
+    page_size: int = 4,
+    pages: str = "3, 1",
+    start: int = 0,
+    length: int = 27,
+    rule: str = RULE,
+    interleave: int = 1,
+    slot: int = 21,
+    width: Width = "double",
+) -> Drawing:
+    """Which rank owns a slot, in which row, and what a raw use of its number would hit.
+
+    Left the slots of the run's pages, right the rows of every rank's buffer. The slot under the
+    cursor is outlined on both sides, a cross marks the row that its number would hit if it were
+    used as a row. Table: one row a position of the run. Errors: KvlabError for what does not fit
+    together.
+    """
+    turns = interleave if rule == BY_HAND else rule_interleave(rule, page_size)
+    layout = DcpLayout(dcp_size, page_size, NUM_PAGES, turns)
+    study = OwnerStudy(layout, length, start, parse_sizes(pages, "pages"))
+    lay, facts = layout, slot_facts(study, slot)
+    hit = slot // page_size  # the page of rows that the number of the slot names
+    slots, rows, left_out = fields(study, width, hit if hit <= NUM_PAGES else None)
+    more = f" ({left_out} more pages not drawn)" if left_out else ""
+    canvas = Canvas(width, f"Slots by owner, rows by slot{more}")
+    heading = "rank that owns the slot (first slot of the line at the left)"
+    canvas.text(LEFT_IN, slots.cells[0].box[1] - 0.09, heading, 7)
+    x, y, _, _ = rows.cells[0].box
+    canvas.text(x, y - 0.21, "slot in each row, a column a rank", 7)
+    _name_ranks(canvas, rows, lay.dcp_size)
+
+    def mark(cell: Cell) -> tuple[Role, str]:
+        if cell.row is not None and cell.row < lay.first_row:
+            return style.PADDING, ""
+        owner = lay.owner(cell.slot)
+        inside = position_of(study, cell.slot) is not None
+        text = str(cell.slot) if cell.row is not None else str(owner) if inside else ""
+        return (rank_role(owner, lay.dcp_size) if inside else OUTSIDE), text
+
+    draw_field(canvas, slots, mark)
+    draw_field(canvas, rows, mark)
+    row = 0 if facts.raw == "padding" else facts.slot
+    for cell in (*slots.cells, *rows.cells):
+        if cell.slot == facts.slot and (cell.row is None or facts.page):
+            canvas.outline(cell.box)
+        if (cell.rank, cell.row) == (facts.owner, row):
+            x, y, wide, high = cell.box
+            canvas.mark(x + wide / 2, y + high / 2, "X", style.VERMILLION, 8)
+    fig = canvas.finish(max(slots.bottom, rows.bottom) + 0.05)
+    spots = [
+        Spot(*cell.box, slot_facts(study, cell.slot).sentence())
+        for cell in (*slots.cells, *rows.cells)
+        if cell.row is None or cell.row >= lay.first_row
+    ]
+    return Drawing(fig, f"{facts.sentence()} {_described(study)}", _table(study).copy(), spots)
+
+
+_described = lru_cache(maxsize=64)(describe)
+
+
+@lru_cache(maxsize=64)
+def _table(study: OwnerStudy) -> pd.DataFrame:
+    return study.table()
+
+
+def _bounds(dcp_size: int, page_size: int, **_: object) -> dict[str, tuple[int, int]]:
+    return {"slot": (0, (NUM_PAGES + 1) * page_size * dcp_size - 1)}
+
+
+def owner_explorer() -> Panel:
+    """Drag layout, pages, run, rule and slot; what does not fit is said in words."""
+    return Panel(
+        draw_owner,
+        name=NAME,
+        steps="slot",
+        bounds=_bounds,
+        definition=DEFINITION,
+        dcp_size=(SIZES, "c: ranks that share each page"),
+        page_size=(SIZES, "P: rows of a page on each rank"),
+        pages=(widgets.Text(placeholder="pages in position order"), "pages of the run, 1 to 12"),
+        start=range(65),
+        length=range(1, 129),
+        rule=[*ENGINE_RULES, BY_HAND],
+        interleave=(SIZES, "I: slots a rank takes in turn; must divide P"),
+        slot=range(208),
+    )
+
+
+owner_explorer_figure = twin(draw_owner, NAME, DEFINITION)

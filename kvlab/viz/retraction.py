@@ -8,8 +8,6 @@ Worked example: 72, 46, 12, 2 and 0 retractions at DCP sizes 1 to 16 are five po
 of one budget, and the last one lies on the axis.
 """
 
-from typing import Literal
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,12 +15,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kvlab.lab.origin import Origin
-from kvlab.viz.strips import legend_below
-from kvlab.viz.style import BLUE, DARK_GREY, LIGHT_GREY, VERMILLION, caption, figure
+from kvlab.viz import style
+from kvlab.viz.style import Width, caption, doubling_axis, figure, legend_below
 
 
 def retractions_by_dcp_figure(
-    table: pd.DataFrame, origin: Origin | None, width: Literal["single", "double"] = "double"
+    table: pd.DataFrame, origin: Origin | None, width: Width = "double"
 ) -> Figure:
     """One line a budget: retractions against the DCP size.
 
@@ -38,7 +36,7 @@ def retractions_by_dcp_figure(
     for budget, rows in table.groupby("budget_gib"):
         ax.plot(rows["dcp_size"], rows["retractions"], label=f"{budget:g} GiB")
     _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
-    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    _dcp_axis(ax, table)
     falls = _falls(table)
     ax.set_title("Retractions fall as the DCP size grows" if falls else "Retractions by DCP size")
     if single:  # no room beside the lines
@@ -75,25 +73,37 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
     fig = figure("double", height=2.8)
     ax = fig.subplots()
     for budget, rows in table.groupby("budget_gib"):
-        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=LIGHT_GREY, marker="")
+        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=style.LIGHT_GREY, marker="")
         last = rows.iloc[-1]
         at = (float(last["dcp_size"]), float(last["capacity_tokens"]))
         name = ax.annotate(f"{budget:g} GiB", at, (8, 0), textcoords="offset points", va="center")
-        name.set_bbox({"fc": "#FFFFFF", "ec": "none", "pad": 0.5})  # the line passes below it
-    for retracts, fill, color in ((True, VERMILLION, VERMILLION), (False, "#FFFFFF", BLUE)):
+        name.set_bbox({"fc": style.WHITE, "ec": "none", "pad": 0.5})  # the line passes below it
+    for retracts, fill, color in (
+        (True, style.VERMILLION, style.VERMILLION),
+        (False, style.WHITE, style.BLUE),
+    ):
         rows = table[(table["retractions"] > 0) == retracts]
         points = (rows["dcp_size"], rows["capacity_tokens"])
         marker = "X" if retracts else "o"
         ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3)
-    ax.axhline(working_set, color=DARK_GREY, ls="--", lw=1)
-    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    ax.axhline(working_set, color=style.DARK_GREY, ls="--", lw=1)
+    _dcp_axis(ax, table)
     ax.set_yscale("log")
     ax.set_ylabel("capacity of the node (tokens)")
     ax.set_title("Where retractions stop: capacity of the node, and the working set")
     handles = [
-        Line2D([], [], ls="", marker="X", ms=7, color=VERMILLION, label="retracts"),
-        Line2D([], [], ls="", marker="o", ms=7, mfc="#FFFFFF", color=BLUE, label="never retracts"),
-        Line2D([], [], ls="--", lw=1, marker="", color=DARK_GREY, label="working set"),
+        Line2D([], [], ls="", marker="X", ms=7, color=style.VERMILLION, label="retracts"),
+        Line2D(
+            [],
+            [],
+            ls="",
+            marker="o",
+            ms=7,
+            mfc=style.WHITE,
+            color=style.BLUE,
+            label="never retracts",
+        ),
+        Line2D([], [], ls="--", lw=1, marker="", color=style.DARK_GREY, label="working set"),
     ]
     legend_below(ax, handles, ncols=3)
     return caption(
@@ -115,7 +125,8 @@ def retractions_by_reserve_figure(table: pd.DataFrame, origin: Origin) -> Figure
         ax.plot(rows["reserved_decode_tokens"], rows["retractions"], label=f"{size}")
     _count_axis(ax, "retractions (simulated)", int(table["retractions"].max()))
     reserves = sorted(table["reserved_decode_tokens"].unique())
-    _doubling_axis(ax, reserves, "tokens reserved for each running request at admission")
+    label = "tokens reserved for each running request at admission"
+    doubling_axis(ax, reserves, label, [str(reserve) for reserve in reserves])
     ax.set_title(f"A reserve prevents retractions ({table['budget_gib'].iloc[0]:g} GiB a rank)")
     ax.legend(title="DCP size", loc="upper right", ncols=2)
     text = (
@@ -135,7 +146,7 @@ def backup_or_recompute_figure(table: pd.DataFrame, origin: Origin) -> Figure:
     for way, rows in table.groupby("way"):
         ax.plot(rows["dcp_size"], rows["tokens"], label=way)
     _count_axis(ax, "tokens (simulated)", int(table["tokens"].max()))
-    _doubling_axis(ax, sorted(table["dcp_size"].unique()), "DCP size c")
+    _dcp_axis(ax, table)
     ax.set_title("Two ways back: copy the KV, or compute it again")
     ax.legend(loc="lower left")
     return caption(
@@ -150,7 +161,7 @@ def retractions_per_request_figure(table: pd.DataFrame, origin: Origin) -> Figur
     """How many requests were retracted how often; ``table``: times, requests."""
     fig = figure("single", height=2.0)
     ax = fig.subplots()
-    bars = ax.bar(table["times"], table["requests"], width=0.7, color=BLUE)
+    bars = ax.bar(table["times"], table["requests"], width=0.7, color=style.BLUE)
     ax.bar_label(bars, fmt="{:,.0f}", padding=2, fontsize=8)
     ax.set_yscale("log")
     ax.set_ylim(0.7, 4 * table["requests"].max())
@@ -171,9 +182,6 @@ def _count_axis(ax: Axes, label: str, most: int) -> None:
     ax.grid(axis="y")
 
 
-def _doubling_axis(ax: Axes, values: list[int], label: str) -> None:
-    """A horizontal axis on which every value has its tick."""
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(values, [str(value) for value in values])
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xlabel(label)
+def _dcp_axis(ax: Axes, table: pd.DataFrame) -> None:
+    sizes = sorted(table["dcp_size"].unique())
+    doubling_axis(ax, sizes, "DCP size c", [str(size) for size in sizes])

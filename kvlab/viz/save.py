@@ -17,25 +17,28 @@ import base64
 import hashlib
 import io
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from PIL import Image
 
 from kvlab.errors import KvlabError
+from kvlab.files import whole_file
 from kvlab.lab.findings import notebook_name, output_folder, require_slug
 from kvlab.lab.origin import Origin, Value
 from kvlab.viz.style import DEFINITION_ID, use_style
 
 EXPORT_DPI = 200
 CSS_PX_PER_IN = 96
-SCREEN_DPI = (144, 120, 96)  # the first that fits MAX_PNG_BYTES is used
-MAX_PNG_BYTES = 95_000
+SCREEN_DPI = 144
+FACTS = ("name", "title", "definition", "notebook", "origin", "sha256")
+ENDINGS = ("svg", "pdf", "png", "csv", "json")
 
 # None removes an entry where matplotlib would write the time of day.
 METADATA: Mapping[str, Mapping[str, str | None]] = {
@@ -45,6 +48,7 @@ METADATA: Mapping[str, Mapping[str, str | None]] = {
 }
 SETTLING_DRAWS = 4
 DECIMALS = 5  # of the figure's width: a hundredth of a pixel
+LEVELS = (16, 8, 6)  # of a channel: the first that gives at most 256 colours; 6 always does
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class SavedFigure:
     sha256: Mapping[str, str]
 
     def path(self, ending: str) -> Path:
-        """The file of ``ending``: "svg", "pdf", "png", "csv" or "json"."""
+        """The file of ``ending``, one of ``ENDINGS``."""
         return self.folder / f"{self.name}.{ending}"
 
     def data(self) -> pd.DataFrame:
@@ -76,6 +80,12 @@ class Picture:
     width: int
     height: int
     alt: str
+
+    @classmethod
+    def of(cls, fig: Figure, png: bytes, alt: str) -> "Picture":
+        """``fig``, drawn as ``png``."""
+        width, height = (round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches())
+        return cls(png, width, height, alt or "figure without title")
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
@@ -95,13 +105,12 @@ def save_figure(
     Errors: KvlabError for a name that is not a slug, or data without rows or columns.
     """
     require_slug(name, "figure")
-    if not isinstance(data, pd.DataFrame) or data.empty:
-        shape = f"shape {data.shape}" if isinstance(data, pd.DataFrame) else "no table"
+    if data.empty:
         raise KvlabError(
-            f"a figure is saved with the numbers that it shows, in a DataFrame with at least one "
-            f"row and one column: {name!r} got a {type(data).__name__} with {shape}"
+            f"a figure is saved with the numbers that it shows, in a table with at least one row "
+            f"and one column: {name!r} got one of shape {data.shape}"
         )
-    target = output_folder() if folder is None else Path(folder)
+    target = output_folder() if folder is None else Path(folder).expanduser()
     target.mkdir(parents=True, exist_ok=True)
     use_style()
     files = rendered(fig)
@@ -117,22 +126,12 @@ def save_figure(
         origin=origin.as_dict(),
         sha256={ending: hashlib.sha256(content).hexdigest() for ending, content in files.items()},
     )
-    about = {
-        "name": name,
-        "title": saved.title,
-        "definition": saved.definition,
-        "notebook": saved.notebook,
-        "rows": len(data),
-        "columns": [str(column) for column in data.columns],
-        "origin": dict(saved.origin),
-        "sha256": dict(saved.sha256),
-    }
+    about = {fact: getattr(saved, fact) for fact in FACTS}
+    about |= {"rows": len(data), "columns": [str(column) for column in data.columns]}
     files["json"] = (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode()
-    with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=target) as half:
-        for ending, content in files.items():
-            (Path(half) / ending).write_bytes(content)
-        for ending in files:
-            os.replace(Path(half) / ending, saved.path(ending))
+    for ending, content in files.items():
+        with whole_file(saved.path(ending)) as part:
+            part.write_bytes(content)
     return saved
 
 
@@ -142,25 +141,51 @@ def figure_registry(folder: Path | str | None = None) -> tuple[SavedFigure, ...]
     found = []
     for path in sorted(source.glob("*.json")):
         about = json.loads(path.read_text(encoding="utf-8"))
-        facts = ("name", "title", "definition", "notebook", "origin", "sha256")
-        found.append(SavedFigure(folder=source, **{fact: about[fact] for fact in facts}))
+        found.append(SavedFigure(folder=source, **{fact: about[fact] for fact in FACTS}))
     return tuple(sorted(found, key=lambda figure: (figure.notebook or "", figure.name)))
 
 
-def show(fig: Figure, alt: str | None = None) -> Picture:
-    """``fig`` as a still picture for a notebook, under 100 KB where 96 dpi allows it.
+def show(fig: Figure, dpi: int = CSS_PX_PER_IN) -> Picture:
+    """``fig`` as a still picture for a notebook, described by its title and definition.
 
-    Args:
-        alt: what a reader who cannot see the picture is told; title and definition by default.
+    ``dpi``: 96 is one dot a CSS pixel, 144 suits a picture of much small text.
     """
-    png = b""
-    for dpi in SCREEN_DPI:
-        png = png_bytes(fig, dpi)
-        if len(png) <= MAX_PNG_BYTES:
-            break
-    width, height = (round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches())
     text = ". ".join(part for part in (figure_title(fig), figure_definition(fig)) if part)
-    return Picture(png, width, height, alt or text or "figure without title")
+    return Picture.of(fig, small_png(fig, dpi), text)
+
+
+def small_png(fig: Figure, dpi: int) -> bytes:
+    """``fig`` as a PNG with a palette, a third of the bytes.
+
+    A figure has few colours: roles, greys, and the edges of letters. With 16 levels a channel that
+    is nearly always less than 256 different ones, so a pixel needs one byte and not three.
+    """
+    before = fig.dpi
+    try:
+        fig.set_dpi(dpi)
+        canvas = FigureCanvasAgg(fig)
+        canvas.draw()  # type: ignore[no-untyped-call]
+        pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]  # type: ignore[no-untyped-call]
+    finally:
+        fig.set_dpi(before)
+    return indexed_png(pixels)
+
+
+def indexed_png(pixels: NDArray[np.uint8]) -> bytes:
+    """A PNG with a palette of the RGB picture ``(height, width, 3)``, uint8, each channel rounded
+    to at most 16 levels: 0, 17, 34 .. 255."""
+    height, width, _ = pixels.shape
+    for levels in LEVELS:
+        step = 255 / (levels - 1)
+        coarse = np.round(np.round(pixels / step) * step).astype(np.uint8)
+        palette, index = np.unique(coarse.reshape(-1, 3), axis=0, return_inverse=True)
+        if len(palette) <= 256:
+            break
+    picture = Image.fromarray(index.reshape(height, width).astype(np.uint8))
+    picture.putpalette(palette.tobytes())
+    out = io.BytesIO()
+    picture.save(out, "PNG", optimize=True)
+    return out.getvalue()
 
 
 def png_bytes(fig: Figure, dpi: float) -> bytes:

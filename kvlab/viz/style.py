@@ -1,12 +1,12 @@
 """One look for all figures: colours that colour-blind readers can tell apart, and roles.
 
 A reader learns the roles once: what this rank owns is blue, what another rank owns is grey, a
-wrong row is vermillion. Colour never stands alone: each role has a hatch for areas and a marker
-for points, and lines differ in dash and marker too, so a grey print still reads.
+wrong row is vermillion. Colour never stands alone: roles differ in hatch or in grey too, and lines
+in dash and marker, so a grey print still reads.
 
 Worked example:
 
-    >>> fig = figure(width="single", height=2.0)
+    >>> fig = figure("single", height=2.0)
     >>> _ = fig.subplots().bar([0, 1], [3, 1], color=[OWNED.color, WRONG.color])
     >>> fig.get_size_inches().tolist()
     [3.5, 2.0]
@@ -15,65 +15,65 @@ Figures are made without pyplot: nothing is shown twice in a notebook, nothing s
 Colours: Okabe and Ito, "Color Universal Design" (2008), without the yellow, which white swallows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.rcsetup import cycler
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from kvlab.errors import KvlabError
 from kvlab.lab.origin import Origin
 
-WIDTH_IN: Mapping[str, float] = MappingProxyType({"single": 3.5, "double": 7.2})
-HEIGHT_IN: Mapping[str, float] = MappingProxyType({"single": 2.6, "double": 3.4})
-SMALLEST_IN, LARGEST_IN = 0.5, 20.0
+Width = Literal["single", "double"]
+WIDTH_IN: Mapping[str, float] = {"single": 3.5, "double": 7.2}
 
 DEFINITION_PT, FOOTER_PT = 7.5, 6.0
 LINE_SPACING = 1.3
 MARGIN_PT = 5.0
+LEGEND_DOWN_PT = 33  # where ticks and label of an axis end
 DEFINITION_ID, FOOTER_ID = "kvlab-definition", "kvlab-footer"
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-LIGHT_GREY, DARK_GREY = "#D4D4D4", "#595959"
+WHITE, LIGHT_GREY, DARK_GREY = "#FFFFFF", "#D4D4D4", "#595959"
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a mark means: ``color`` for all marks, ``hatch`` for areas, ``marker`` for points."""
+    """What an area means, and how it is filled; ``ink`` is the colour of text that stands on it."""
 
     label: str
     color: str
-    hatch: str
+    hatch: str = ""
+    ink: str = BLACK  # contrast at least 4.5
+
+
+OWNED = Role("owned by this rank", BLUE, ink=WHITE)
+OTHER = Role("owned by another rank", LIGHT_GREY)
+PADDING = Role("padding page", WHITE, "////")
+WRONG = Role("wrong row", VERMILLION, "xxx")
+SILENT = Role("silent: another request's row", ORANGE, "\\\\\\")
+STRADDLING = Role("straddling: partly out of range", PURPLE, "...")
+ASSERT = Role("out of range: device-side assert", BLACK, ink=WHITE)
+
+
+@dataclass(frozen=True, slots=True)
+class Stroke:
+    """How a line is drawn: all three differ between lines, so that none depends on the others."""
+
+    color: str
+    dash: Any  # as matplotlib has it; "none": marks alone
     marker: str
-    ink: str  # colour of text that stands on ``color``, contrast at least 4.5
 
-
-OWNED = Role("owned by this rank", BLUE, "", "o", "#FFFFFF")
-OTHER = Role("owned by another rank", LIGHT_GREY, "", "s", BLACK)
-PADDING = Role("padding page", "#FFFFFF", "////", "_", BLACK)
-WRONG = Role("wrong row", VERMILLION, "xxx", "X", BLACK)
-SILENT = Role("silent: another request's row", ORANGE, "\\\\\\", "D", BLACK)
-STRADDLING = Role("straddling: partly out of range", PURPLE, "...", "^", BLACK)
-ASSERT = Role("out of range: device-side assert", BLACK, "", "v", "#FFFFFF")
-
-ROLES: Mapping[str, Role] = MappingProxyType(
-    {
-        "owned": OWNED,
-        "other": OTHER,
-        "padding": PADDING,
-        "wrong": WRONG,
-        "silent": SILENT,
-        "straddling": STRADDLING,
-        "assert": ASSERT,
-    }
-)
 
 # Seven lines that differ in colour, dash and marker at once.
 CYCLE = (
@@ -82,45 +82,43 @@ CYCLE = (
     + cycler(marker=["o", "s", "^", "D", "v", "P", "X"])
 )
 
-STYLE: Mapping[str, object] = MappingProxyType(
-    {
-        "axes.prop_cycle": CYCLE,
-        "axes.axisbelow": True,
-        "axes.grid": False,
-        "axes.labelsize": 8.5,
-        "axes.linewidth": 0.7,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlelocation": "left",
-        "axes.titlesize": 9.0,
-        "axes.titleweight": "bold",
-        "figure.facecolor": "#FFFFFF",
-        "figure.titlesize": 9.5,
-        "figure.titleweight": "bold",
-        "font.family": ["DejaVu Sans"],  # ships with matplotlib, so every machine has it
-        "font.size": 8.5,
-        "grid.color": "#DDDDDD",
-        "grid.linewidth": 0.6,
-        "hatch.linewidth": 0.6,
-        "image.cmap": "cividis",
-        "legend.fontsize": 8.0,
-        "legend.frameon": False,
-        "lines.linewidth": 1.4,
-        "lines.markersize": 4.0,
-        "savefig.facecolor": "#FFFFFF",
-        "xtick.labelsize": 8.0,
-        "ytick.labelsize": 8.0,
-        # Exports. Type 42 keeps text text in PDF; paths draw the same SVG where no font is
-        # installed (text as text is half the size, and wrong on a machine without DejaVu Sans).
-        "pdf.fonttype": 42,
-        "svg.fonttype": "path",
-        "svg.hashsalt": "kvlab",
-    }
-)
+STYLE: Mapping[str, object] = {
+    "axes.prop_cycle": CYCLE,
+    "axes.axisbelow": True,
+    "axes.grid": False,
+    "axes.labelsize": 8.5,
+    "axes.linewidth": 0.7,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 9.0,
+    "axes.titleweight": "bold",
+    "figure.facecolor": WHITE,
+    "figure.titlesize": 9.5,
+    "figure.titleweight": "bold",
+    "font.family": ["DejaVu Sans"],  # ships with matplotlib, so every machine has it
+    "font.size": 8.5,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "hatch.linewidth": 0.6,
+    "image.cmap": "cividis",
+    "legend.fontsize": 8.0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4.0,
+    "savefig.facecolor": WHITE,
+    "xtick.labelsize": 8.0,
+    "ytick.labelsize": 8.0,
+    # Exports. Type 42 keeps text text in PDF; paths draw the same SVG where no font is
+    # installed (text as text is half the size, and wrong on a machine without DejaVu Sans).
+    "pdf.fonttype": 42,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "kvlab",
+}
 
 
 def use_style() -> None:
-    """Make ``STYLE`` matplotlib's defaults in this process. ``figure`` calls it.
+    """Make ``STYLE`` matplotlib's defaults in this process. ``figure`` and ``Canvas`` call it.
 
     Matplotlib reads fonts, widths and cycle when a mark is made, so a style that ends with the
     making of the figure would leave the marks in the library's own look.
@@ -129,69 +127,52 @@ def use_style() -> None:
     mpl.rcParams.update(keys)
 
 
-def figure(width: Literal["single", "double"] = "single", height: float | None = None) -> Figure:
-    """An empty figure of a journal's column width, laid out so that nothing overlaps.
-
-    Args:
-        width: "single" is 3.5 in, "double" is 7.2 in.
-        height: inches; by default 2.6 for single and 3.4 for double.
-
-    Errors: KvlabError for another width, or a height outside 0.5 to 20 in.
-    """
+def width_in(width: str) -> float:
+    """Inches of "single" (one column of a paper) or "double". Errors: KvlabError for another."""
     if width not in WIDTH_IN:
-        raise KvlabError(
-            f"a figure's width is one of {', '.join(map(repr, WIDTH_IN))}: got {width!r}"
-        )
-    tall = HEIGHT_IN[width] if height is None else height
-    if not SMALLEST_IN <= tall <= LARGEST_IN:
-        raise KvlabError(
-            f"a figure's height lies in [{SMALLEST_IN}, {LARGEST_IN}] inches: got height={height}"
-        )
+        names = ", ".join(map(repr, WIDTH_IN))
+        raise KvlabError(f"a figure's width is one of {names}: got {width!r}")
+    return WIDTH_IN[width]
+
+
+def figure(width: Width = "single", height: float = 2.6) -> Figure:
+    """An empty figure, ``height`` inches high, laid out so that nothing overlaps.
+
+    Errors: as ``width_in``.
+    """
     use_style()
-    return Figure(figsize=(WIDTH_IN[width], tall), layout="constrained")
+    return Figure(figsize=(width_in(width), height), layout="constrained")
 
 
 def caption(fig: Figure, definition: str, origin: Origin) -> Figure:
     """Write what the figure shows and where it comes from under the axes; return ``fig``.
 
-    The figure grows downwards by the height of the text, so the axes keep their size and nothing
-    overlaps.
+    The figure grows downwards by the height of the text, so the axes keep their size.
 
     Args:
         definition: one or two sentences that define the metric, with its unit.
         origin: the footer, see ``Origin.footer``.
 
-    Errors: KvlabError for an empty definition, a figure that has a caption, or one that was not
-    made by ``figure``.
+    Errors: KvlabError for a figure that has a caption.
     """
-    engine = fig.get_layout_engine()
-    if not isinstance(engine, ConstrainedLayoutEngine):
-        raise KvlabError(
-            "a caption needs constrained layout, which makes room for it: this figure has layout "
-            f"{type(engine).__name__ if engine else None!r}; make it with kvlab.viz.style.figure"
-        )
     if any(text.get_gid() == FOOTER_ID for text in fig.texts):
         raise KvlabError("a figure has one caption: this one has it already; write it last")
-    if not definition.strip():
-        raise KvlabError(
-            f"a caption defines what is shown: got {definition!r}; say it in a sentence, with unit"
-        )
-    width_in, height_in = fig.get_size_inches()
+    wide, high = (float(inches) for inches in fig.get_size_inches())
     # Hinting makes a line wider than its outline, by up to 3 % at the resolution of a screen.
-    room = (width_in * 72 - 3 * MARGIN_PT) * 0.97
+    room = (wide * 72 - 3 * MARGIN_PT) * 0.97
     blocks = [
         (DEFINITION_ID, wrapped(definition, DEFINITION_PT, room), DEFINITION_PT, BLACK),
         (FOOTER_ID, wrapped(origin.footer(), FOOTER_PT, room), FOOTER_PT, DARK_GREY),
     ]
     heights = [len(lines) * size * LINE_SPACING for _, lines, size, _ in blocks]
     extra = sum(heights) + MARGIN_PT * (len(blocks) + 1)
-    total = height_in * 72 + extra
-    fig.set_size_inches(width_in, total / 72)
-    engine.set(rect=(0, extra / total, 1, 1 - extra / total))
+    total = high * 72 + extra
+    _lift(fig, extra / total)
+    fig.set_size_inches(wide, total / 72)
     top = extra - MARGIN_PT
-    for (gid, lines, size, color), high in zip(blocks, heights, strict=True):
+    for (gid, lines, size, color), tall in zip(blocks, heights, strict=True):
         fig.text(
-            MARGIN_PT / (width_in * 72),
+            MARGIN_PT / (wide * 72),
             top / total,
             "\n".join(lines),
             fontsize=size,
@@ -202,8 +183,22 @@ def caption(fig: Figure, definition: str, origin: Origin) -> Figure:
             in_layout=False,
             parse_math=False,
         )
-        top -= high + MARGIN_PT
+        top -= tall + MARGIN_PT
     return fig
+
+
+def _lift(fig: Figure, share: float) -> None:
+    """Keep the lowest ``share`` of the figure free of all that is in it."""
+    engine = fig.get_layout_engine()
+    if isinstance(engine, ConstrainedLayoutEngine):
+        engine.set(rect=(0, share, 1, 1 - share))
+        return
+    for ax in fig.axes:  # a canvas: everything stands where it was put
+        left, bottom, wide, high = ax.get_position().bounds
+        ax.set_position((left, share + (1 - share) * bottom, wide, (1 - share) * high))
+    for text in fig.texts:
+        x, y = text.get_position()
+        text.set_position((x, share + (1 - share) * y))
 
 
 def wrapped(text: str, size: float, room: float) -> list[str]:
@@ -225,3 +220,35 @@ def wrapped(text: str, size: float, room: float) -> list[str]:
                 line = longer
         lines.append(line)
     return lines
+
+
+def legend_below(ax: Axes, handles: Iterable[Artist], ncols: int, title: str | None = None) -> None:
+    """A legend under the ticks and the label of the axes.
+
+    A figure's own legend would stand at the very bottom, in the caption.
+    """
+    down = ScaledTranslation(0, -LEGEND_DOWN_PT / 72, ax.figure.dpi_scale_trans)
+    ax.legend(
+        handles=list(handles),
+        ncols=ncols,
+        title=title,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0),
+        bbox_transform=ax.transAxes + down,
+        borderaxespad=0,
+    )
+
+
+def legend_in(ax: Axes, handles: Iterable[Artist], ncols: int) -> None:
+    """A legend of several panels, in axes of its own of which nothing else is seen."""
+    ax.set_axis_off()
+    ax.set(xticks=[], yticks=[])
+    ax.legend(handles=list(handles), ncols=ncols, loc="upper center", borderaxespad=0)
+
+
+def doubling_axis(ax: Axes, values: Iterable[float], label: str, names: Sequence[str]) -> None:
+    """A horizontal axis of powers of two with a tick at each of ``values``, called ``names``."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(values), list(names))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.set_xlabel(label)

@@ -18,19 +18,21 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import Progress
 
 from kvlab.engine.model import load_model
 from kvlab.engine.model.tiny import new_tiny_model
 from kvlab.files import whole_file
 from kvlab.lab.origin import collect_origin
+from kvlab.viz.drift import loss_curve_figure
 from kvlab.viz.save import save_figure
-from kvlab.viz.training import NAME, loss_curve_figure
 from scripts.train_tiny import recall
 from scripts.train_tiny.corpus import SYMBOLS, Corpus, read_corpus
 from scripts.train_tiny.kda import training_kda
@@ -67,9 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             return 1
         try:
-            bar = tqdm(total=recipe.steps, unit="step", disable=not sys.stderr.isatty())
-            with bar, training_kda():
-                train(new_tiny_model(recipe.seed), corpus, recipe, folder, bar.update)
+            console = Console(stderr=True)
+            with Progress(console=console, disable=not console.is_terminal) as bar, training_kda():
+                task = bar.add_task("step", total=recipe.steps)
+                advance = partial(bar.advance, task)
+                train(new_tiny_model(recipe.seed), corpus, recipe, folder, advance)
         except KeyboardInterrupt:
             print(
                 f"train_tiny: interrupted; {folder} holds the weights of the last line of its log, "
@@ -121,7 +125,7 @@ def finish(folder: Path, sample: Sample, corpus: Corpus) -> None:
         part.write_text(f"{{\n{body}\n}}\n", encoding="utf-8")
     curve = pd.DataFrame(lines)
     figure = loss_curve_figure(curve, facts["recall_chance"], origin)
-    save_figure(figure, NAME, curve, origin, folder)
+    save_figure(figure, "loss-curve", curve, origin, folder)
 
 
 def measure(model: Any, corpus: Corpus, sample: Sample) -> dict[str, Any]:

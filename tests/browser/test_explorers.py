@@ -14,14 +14,14 @@ import pytest
 
 from kvlab.index import DcpLayout
 from kvlab.lab.backup_walk import STEPS, backup_walk
-from kvlab.lab.drift.token_drift import read_token_drift
+from kvlab.lab.drift import read_token_drift
 from kvlab.lab.merge_case import MergeCase
 from kvlab.lab.node_walk import node_walk
 from kvlab.lab.owners import OwnerStudy
 from kvlab.lab.slot_facts import describe, slot_facts
 from kvlab.viz import widgets as explorers
+from kvlab.viz.owners import NUM_PAGES, draw_owner
 from kvlab.viz.panel import Panel
-from kvlab.viz.widgets.owner import NUM_PAGES, owner_hover
 
 from .driven import Driven, picture_of
 from .lab import Lab
@@ -103,7 +103,7 @@ def test_hovering_a_cell_tells_its_slot(fresh: Fresh) -> None:
     assert at is not None
     for slot in (48, 17, 63):
         told = slot_facts(study, slot).sentence()
-        spots = [spot for spot in owner_hover() if spot.text == told]
+        spots = [spot for spot in draw_owner().spots if spot.text == told]
         assert len(spots) == 2, told  # among the slots, and among the rows
         for spot in spots:
             left, top, right, bottom = spot.pixels()

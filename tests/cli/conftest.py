@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from kvlab.cli import main
+from kvlab.cli import app, crash, main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,6 +38,13 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
         return Ended(code, out, err)
 
     return _run
+
+
+def parse(words: Sequence[str]) -> None:
+    """Read a command line and run nothing. Errors: typer.TyperException for one that is refused."""
+    command, *rest = crash.with_record_place(words)
+    group: Any = typer.main.get_command(app)
+    group.commands[command].make_context(command, rest)
 
 
 Start = Callable[..., subprocess.Popen[str]]

@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 import torch
 
-from kvlab.cli import crash, crash_runs
 from kvlab.index import DcpLayout
-from kvlab.lab import crash_record
-from kvlab.lab.crash import page_census
+from kvlab.lab import crash_child, crash_record
+from kvlab.lab.crash import CrashStudy, page_census
 from kvlab.lab.crash_child import ChildResult
 from kvlab.lab.crash_record import read_record
 from tests.cli.conftest import Run
@@ -81,12 +80,6 @@ def test_a_regime_that_the_pool_is_too_small_for_is_skipped_with_a_sentence(
     assert [line.split()[0] for line in text.splitlines() if " skipped: " in line] == skipped
 
 
-def test_a_regime_that_was_asked_for_and_does_not_fit_is_a_failure(run: Run) -> None:
-    done = run(*SMALL, "--num-pages", 5, "--regime", "low", "--json")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: the low regime needs 6 requests of 11 positions")
-
-
 def test_the_census_alone_is_made_for_a_pool_that_no_memory_would_hold(run: Run) -> None:
     found = document(run, "crash", "--num-pages", 10**12, "--census")
     assert sum(found[name] for name in CENSUS) == 10**12
@@ -97,33 +90,6 @@ def test_the_census_alone_is_made_for_a_pool_that_no_memory_would_hold(run: Run)
     done = run("crash", "--num-pages", 10**12, "--census", "--csv", "-")
     assert done.code == 1
     assert "one row a page, at most 10,000,000: got 1,000,000,000,000 pages" in done.err
-
-
-def test_a_table_that_would_be_too_long_is_refused_before_the_work(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(crash, "attempt", lambda *_: pytest.fail("a retraction was made"))
-    assert run("crash", "--num-pages", 10**12, "--csv", "-").code == 1
-
-
-def test_more_ranks_than_can_be_filled_are_skipped_with_a_sentence(run: Run) -> None:
-    found = document(run, "crash", "--dcp-size", 100_000, "--page-size", 1, "--num-pages", 12)
-    assert sum(found[name] for name in CENSUS) == 12
-    reason = (
-        "ranks are looked at one by one, at most 4,096 of them: got --dcp-size 100,000; use fewer "
-        "ranks or --census, which needs no pool"
-    )
-    assert [x["reason"] for x in found["skipped"]] == [reason] * 2
-
-
-def test_a_retraction_that_would_take_minutes_is_refused_with_its_size(run: Run) -> None:
-    words = ["--dcp-size", 4096, "--page-size", 1, "--num-pages", 12, "--regime", "full"]
-    done = run("crash", *words)
-    assert (done.code, done.out) == (1, "")
-    assert (
-        "asks each rank about each position, at most 134,217,728 times: got 4,096 ranks and 4 "
-        "requests of 10,241 positions, 167,788,544 times; use fewer ranks, fewer pages or --census"
-    ) in done.err
 
 
 def test_csv_is_the_census_page_by_page(run: Run) -> None:
@@ -170,23 +136,27 @@ def test_fewer_tokens_make_a_small_pool_enough(run: Run) -> None:
     [
         (["--dcp-size", 0], "dcp_size must be at least 1"),
         (["--page-size", -1], "page_size must be at least 1"),
-        (["--num-pages", 0], "num_pages must be at least 1"),
         (["--num-pages", 2**62], "the largest slot must fit int64"),
+        (["--num-pages", 5, "--page-size", 2, "--dcp-size", 2, "--regime", "low"],
+         "the low regime needs 6 requests of 11 positions"),
+        (["--num-pages", 10**12, "--csv", "-"],
+         "one row a page, at most 10,000,000: got 1,000,000,000,000 pages"),
+        (["--dcp-size", 10**5, "--page-size", 1, "--num-pages", 12, "--regime", "low"],
+         "ranks are looked at one by one, at most 4,096 of them: got --dcp-size 100,000"),
+        (["--dcp-size", 4096, "--page-size", 1, "--num-pages", 12, "--regime", "full"],
+         "requests of 10,241 positions, 167,788,544 times; use fewer ranks, fewer pages or --cens"),
+        (["--device", "cuda:1"], "must be on this machine: got cuda:1, and there are 0 CUDA"),
     ],
-)
-def test_sizes_of_no_pool_are_refused(words: list[object], sentence: str, run: Run) -> None:
+)  # fmt: skip
+def test_what_no_pool_can_do_is_one_sentence_before_the_work(
+    words: list[object], sentence: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(CrashStudy, "run", lambda _: pytest.fail("a retraction was made"))
     done = run("crash", *words)
-    assert (done.code, done.out) == (1, "")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
     assert done.err.startswith("error: ")
     assert sentence in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_a_device_that_is_not_there_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    done = run("crash", "--device", "cuda:1")
-    assert (done.code, done.out) == (1, "")
-    assert "must be on this machine: got cuda:1, and there are 0 CUDA devices" in done.err
 
 
 def test_on_cuda_the_copy_that_fails_runs_in_a_child(
@@ -201,7 +171,7 @@ def test_on_cuda_the_copy_that_fails_runs_in_a_child(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
-    monkeypatch.setattr(crash_runs, "crash_in_child", child)
+    monkeypatch.setattr(crash_child, "crash_in_child", child)
     words = [*SMALL, "--num-pages", 9, "--device", "cuda", "--regime", "full", "--code", "before"]
     (only,) = document(run, *words)["runs"]
     assert only == {
@@ -228,7 +198,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A made-up GPU")
     monkeypatch.setattr(crash_record, "driver", lambda: "123.45")
-    monkeypatch.setattr(crash_runs, "crash_in_child", lambda *_: DIED)
+    monkeypatch.setattr(crash_child, "crash_in_child", lambda *_: DIED)
 
 
 RECORDED = ["--device", "cuda", "--regime", "full", "--code", "before"]
@@ -288,9 +258,3 @@ def test_a_pool_in_which_nothing_crashed_leaves_no_recording(run: Run, tmp_path:
     assert done.code == 1
     assert "a pool of 1 pages ran none; use the default sizes" in done.err
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_recording_goes_to_a_file_and_not_to_standard_output(run: Run) -> None:
-    done = run("crash", "--device", "cuda", "--record", "-")
-    assert done.code == 2
-    assert "OUT is a file: got '-'; name one, or leave OUT out" in done.err

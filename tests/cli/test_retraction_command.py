@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import time
 from pathlib import Path
@@ -9,12 +10,13 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from PIL import Image
 
-from kvlab.engine.events import simulate
+from kvlab.engine import simulate
 from kvlab.engine.workload import Workload, default_workload, load_trace
 from kvlab.lab import retraction as study_module
 from kvlab.lab.retraction import COLUMNS, RetractionStudy, suggest_budgets
-from tests.cli.conftest import Run, Start
+from tests.cli.conftest import ROOT, Run, Start
 
 HEADER = (
     "dcp_size,budget_gib,capacity_tokens,requests,retractions,retracted_tokens,aborted,backup_gib,"
@@ -105,19 +107,6 @@ def test_a_bounded_host_is_named_in_the_text_with_what_it_declined(run: Run, tra
     assert row["aborted"] == row["backup_gib"] == 0
 
 
-@pytest.mark.parametrize("amount", ["-1", "nan", "inf", "much"])
-def test_host_memory_is_an_amount(amount: str, run: Run) -> None:
-    done = run("retraction", f"--host-gib={amount}")
-    assert done.code == 2
-    assert f"argument --host-gib: must be one number of at least 0: got '{amount}'" in done.err
-
-
-def test_a_full_host_aborts_or_recomputes_and_nothing_else(run: Run) -> None:
-    done = run("retraction", "--host-full", "wait")
-    assert done.code == 2
-    assert "argument --host-full: invalid choice: 'wait'" in done.err
-
-
 def test_budgets_are_the_studys_for_the_shipped_workload_and_suggested_for_others(
     run: Run, trace: Path
 ) -> None:
@@ -144,94 +133,6 @@ def test_where_nothing_is_retracted_a_hint_says_what_to_lower(run: Run, trace: P
     assert run("retraction", "--trace", trace, *NODE, "--dcp-sizes", 1, "--json").err == ""
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
-        ("arrival_s,prompt_tokens,output_tokens\n0,5,5\n1,x,5\n", "bad.csv, line 3, column prompt"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,5,5\n", "bad.csv, line 2, column TIMESTAMP"),
-        ('{"timestamp": 1, "input_length": 5}\n', "bad.csv, line 1, column output_length"),
-        ("hello\n", "bad.csv, line 1: begins like no known trace format"),
-        ("", "bad.csv: a trace begins with a header or a request: got an empty file"),
-    ],
-)
-def test_a_malformed_trace_is_named_with_its_line(
-    text: str, sentence: str, run: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "bad.csv").write_text(text)
-    done = run("retraction", "--trace", tmp_path / "bad.csv")
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: ")
-    assert sentence in done.err
-    assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--trace", "/nowhere/trace.csv"], "a trace must exist: no file at '/nowhere/trace.csv'"),
-        (["--trace", "/"], "a trace is one file: got the folder '/'"),
-        (["--budgets", "0.000001"], "a pool needs 2 pages a rank"),
-        (["--budgets", "1,1.0"], "budgets_gib must name at least one value, each once"),
-        (["--dcp-sizes", "2,2"], "dcp_sizes must name at least one value, each once: got (2, 2)"),
-        (["--model", "GPT-2"], "a model is named as in data/models/geometry.csv: got 'GPT-2'"),
-        (["--model", "Kimi-K3"], "bytes need the width of a latent row"),
-        (["--page-size", "0"], "page_size is an int of at least 1"),
-    ],
-)
-def test_a_study_that_cannot_be_made_is_one_sentence(
-    words: list[str], sentence: str, run: Run
-) -> None:
-    done = run("retraction", *words)
-    assert (done.code, done.out) == (1, "")
-    assert done.err.startswith("error: ")
-    assert sentence in done.err
-    assert done.err.count("\n") == 1
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that takes no file")
-def test_places_that_cannot_be_written_are_refused_before_the_work(
-    run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study_module, "simulate", lambda *_: pytest.fail("a run was made"))
-    done = run("retraction", "--trace", trace, *NODE, "--csv", "/proc/x.csv")
-    assert (done.code, done.out) == (2, "")
-    assert "OUT is a file that can be written: '/proc/x.csv' gives No such file" in done.err
-    done = run("retraction", "--trace", trace, *NODE, "--cache", "/proc")
-    assert (done.code, done.out) == (1, "")
-    assert "a cache is a folder that can be written: '/proc' gives No such file" in done.err
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_a_file_that_cannot_be_written_at_the_end_costs_the_file_alone(
-    run: Run, trace: Path
-) -> None:
-    words = ["retraction", "--trace", trace, *NODE, "--dcp-sizes", 1]
-    done = run(*words, "--csv", "/dev/full")
-    assert (done.code, done.out) == (1, run(*words).out)
-    assert "error: a table is written to a file that can be made: '/dev/full' gives" in done.err
-    done = run(*words, "--csv", "/dev/full", "--json")
-    assert done.code == 1
-    assert len(json.loads(done.out)["rows"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("arrival", "words", "sentence"),
-    [
-        ("1e308", [], "got arrival_s=1e+308 of request 1 at step_time_s=0.025; count seconds"),
-        ("5", ["--step-time", "1e-320"], "arrival_s=5.0 of request 1 at step_time_s=1e-320"),
-    ],
-)
-def test_an_arrival_past_all_steps_is_refused_before_the_work(
-    arrival: str, words: list[str], sentence: str, run: Run, tmp_path: Path
-) -> None:
-    path = tmp_path / "late.csv"
-    path.write_text(f"arrival_s,prompt_tokens,output_tokens\n0,5,5\n{arrival},5,5\n")
-    done = run("retraction", "--trace", path, *NODE, *words)
-    assert (done.code, done.out) == (1, "")
-    assert "error: an arrival falls on a step below 2**53: " in done.err
-    assert sentence in done.err
-
-
 def test_the_command_of_an_origin_names_files_without_their_folders(
     run: Run, tmp_path: Path
 ) -> None:
@@ -247,12 +148,6 @@ def test_the_command_of_an_origin_names_files_without_their_folders(
         "--budgets 0.0009,0.002 --json"
     )
     assert "alice" not in done.out
-
-
-def test_a_cache_that_is_a_file_is_refused(run: Run, trace: Path) -> None:
-    done = run("retraction", "--trace", trace, *NODE, "--cache", trace)
-    assert done.code == 1
-    assert "a cache is a folder that can be written" in done.err
 
 
 def test_an_interrupt_says_where_the_finished_rows_are(
@@ -294,10 +189,152 @@ def test_a_run_that_is_killed_goes_on_where_it_was(
     assert resumed.out == fresh.out
 
 
-def test_a_bound_of_the_host_that_could_not_act_is_refused(run: Run) -> None:
-    alone = run("retraction", "--host-full", "recompute")
-    assert alone.code == 1
-    assert "got --host-full recompute without --host-gib" in alone.err
-    idle = run("retraction", "--host-gib", 1, "--restore", "recompute")
-    assert idle.code == 1
-    assert "got host_gib=1.0 with restore='recompute', which makes none" in idle.err
+HEAD = "arrival_s,prompt_tokens,output_tokens\n0,5,5\n"
+LATE = "got arrival_s=1e+308 of request 1 at step_time_s=0.025; count seconds"
+REFUSED: list[tuple[str | None, list[str], str]] = [
+    (HEAD + "1,x,5\n", [], "trace.csv, line 3, column prompt"),
+    ("TIMESTAMP,ContextTokens,GeneratedTokens\nnow,5,5\n", [], "trace.csv, line 2, column TIMEST"),
+    ('{"timestamp": 1, "input_length": 5}\n', [], "trace.csv, line 1, column output_length"),
+    ("hello\n", [], "trace.csv, line 1: begins like no known trace format"),
+    ("", [], "trace.csv: a trace begins with a header or a request: got an empty file"),
+    (HEAD + "1e308,5,5\n", [], LATE),
+    (HEAD + "5,5,5\n", ["--step-time", "1e-320"], "of request 1 at step_time_s=1e-320"),
+    (None, ["--trace", "/nowhere/trace.csv"], "a trace must exist: no file at '/nowhere/trace.cs"),
+    (None, ["--trace", "/"], "a trace is one file: got the folder '/'"),
+    (None, ["--budgets", "0.000001"], "a pool needs 2 pages a rank"),
+    (None, ["--budgets", "1,1.0"], "budgets_gib must name at least one value, each once"),
+    (None, ["--dcp-sizes", "2,2"], "dcp_sizes must name at least one value, each once: got (2, 2"),
+    (None, ["--model", "GPT-2"], "a model is named as in data/models/geometry.csv: got 'GPT-2'"),
+    (None, ["--model", "mine"], "pass a ModelGeometry of your own (kvlab retraction --geometry)"),
+    (None, ["--model", "Kimi-K3"], "bytes need the width of a latent row"),
+    (None, ["--geometry", "mla_layers=40"], "a row of the KV cache needs mla_layers, kv_lora_ran"),
+    (None, ["--page-size", "0"], "page_size is an int of at least 1"),
+    (None, ["--cache", "pyproject.toml"], "a cache is a folder that can be written"),
+    (None, ["--host-full", "recompute"], "got --host-full recompute without --host-gib"),
+    (None, ["--host-gib", "1", "--restore", "recompute"], "got host_gib=1.0 with restore='recomp"),
+    (None, ["--columns", "1"], "--columns is of a picture: got --columns 1 without --figure"),
+    (None, ["--caption", "beside"], "--caption is of a picture: got --caption beside without"),
+]
+
+
+@pytest.mark.parametrize(("text", "words", "sentence"), REFUSED)
+def test_a_study_that_cannot_be_made_is_one_sentence_before_the_work(
+    text: str | None,
+    words: list[str],
+    sentence: str,
+    run: Run,
+    trace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(study_module, "simulate", lambda *_: pytest.fail("a run was made"))
+    if text is not None:
+        trace.write_text(text)
+        words = ["--trace", str(trace), *words]
+    done = run("retraction", *words)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+    assert sentence in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_table_that_cannot_be_written_costs_neither_the_answer_nor_the_picture(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    words = ["retraction", "--trace", trace, *NODE, "--dcp-sizes", 1]
+    full = ["--csv", "/dev/full", "--figure", tmp_path / "a.svg"]
+    done = run(*words, *full)
+    assert (done.code, done.out) == (1, run(*words).out)
+    assert "error: a table is written to a file that can be made: '/dev/full' gives" in done.err
+    assert (tmp_path / "a.svg").read_text().rstrip().endswith("</svg>")
+    done = run(*words, "--csv", "/dev/full", "--json")
+    assert (done.code, len(json.loads(done.out)["rows"])) == (1, 2)
+
+
+MINE = "mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64"
+
+
+def test_a_geometry_of_ones_own_decides_pages_and_budgets_and_is_named(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    budget = 30.5 * 4 * 35_840 / 2**30
+    words = ["retraction", "--trace", trace, *NODE, "--dcp-sizes", "1,2", "--budgets", budget]
+    assert "mine-40 in bf16, 35,840 bytes a token, backup\n" in (
+        run(*words, "--geometry", f"{MINE},name=mine-40").out
+    )
+    found = json.loads(run(*words, "--geometry", MINE, "--json").out)
+    assert [row["num_pages"] for row in found["rows"]] == [29, 29]
+    assert found["rows"][0]["retractions"] > 0
+    assert found["parameters"]["model"] == "own geometry"
+    fields = {"mla_layers": 40, "kv_lora_rank": 384, "qk_rope_head_dim": 64}
+    assert found["parameters"]["geometry"] == fields
+    (tmp_path / "mine.json").write_text(json.dumps(fields))
+    again = json.loads(run(*words, "--geometry", tmp_path / "mine.json", "--json").out)
+    assert again["rows"] == found["rows"]
+    assert again["origin"]["command"].endswith("--geometry mine.json --json")
+
+    def budgets(geometry: str) -> list[float]:
+        words = ["--trace", trace, "--dcp-sizes", 16, "--geometry", geometry, "--json"]
+        told: list[float] = json.loads(run("retraction", *words).out)["parameters"]["budgets_gib"]
+        return told
+
+    pairs = zip(budgets(MINE), budgets(MINE.replace("40", "80")), strict=True)
+    assert [b / a for a, b in pairs] == pytest.approx([2] * 4, rel=0.02)
+
+
+def test_a_picture_is_as_wide_as_the_columns_it_is_for(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    for ending, asked, inches in (
+        ("pdf", [], 3.5),
+        ("svg", ["--columns", 2], 7.2),
+        ("png", ["--columns", 1], 3.5),
+    ):
+        out = tmp_path / f"counts.{ending}"
+        done = run("retraction", "--trace", trace, *NODE, "--figure", out, *asked)
+        assert (done.code, done.err) == (0, f"wrote {out} ({inches:g} in wide)\n")
+    pdf = (tmp_path / "counts.pdf").read_bytes()
+    box = re.search(rb"/MediaBox \[ 0 0 ([0-9.]+) ", pdf)
+    assert box is not None
+    assert float(box[1]) == pytest.approx(72 * 3.5)
+    assert b"/FontFile2" in pdf  # TrueType, embedded
+    assert b"/Subtype /Type3" not in pdf
+    with Image.open(tmp_path / "counts.png") as image:
+        assert image.width == 200 * 3.5
+    assert 'width="518.4pt"' in (tmp_path / "counts.svg").read_text()
+    assert not (tmp_path / "counts.txt").exists()
+
+
+def test_a_caption_beside_the_picture_has_definition_and_origin_and_leaves_the_picture_lower(
+    run: Run, trace: Path, tmp_path: Path
+) -> None:
+    out, inside = tmp_path / "counts.png", tmp_path / "inside.png"
+    words = ["retraction", "--trace", trace, *NODE, "--csv", tmp_path / "counts.csv", "--figure"]
+    assert run(*words, inside, "--caption", "inside").code == 0
+    done = run(*words, out, "--caption", "beside")
+    assert done.err.endswith(f"wrote {tmp_path / 'counts.txt'}\n")
+    title, definition, origin = (tmp_path / "counts.txt").read_text().split("\n\n")
+    assert title.startswith("Retractions ")
+    assert definition.endswith("over a whole run of 24 requests, simulated.")
+    assert origin.startswith("kvlab retraction --trace trace.csv --page-size 4")
+    assert "model=Kimi-Linear-48B-A3B" in origin
+    assert str(tmp_path) not in origin
+    with Image.open(out) as bare, Image.open(inside) as full:
+        assert bare.width == full.width
+        assert bare.height < full.height - 100
+    assert len(pd.read_csv(tmp_path / "counts.csv")) == 10
+
+
+def test_a_hint_names_no_memory_with_which_the_longest_request_would_be_aborted(
+    run: Run, trace: Path
+) -> None:
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,50000,5\n1,10,5\n")
+    words = ["retraction", "--trace", trace, "--dcp-sizes", 1, "--concurrency", 1]
+    suggested = run(*words)
+    assert "with less memory the longest request would be aborted" in suggested.err
+    assert "--budgets" not in suggested.err
+    least = re.search(r"\(--budgets ([0-9.]+)\)", run(*words, "--budgets", 1).err)
+    assert least is not None
+    assert float(least[1]) < 1
+    again = json.loads(run(*words, "--budgets", least[1], "--json").out)
+    assert again["rows"][0]["aborted"] == 0

@@ -8,9 +8,17 @@ of ``kvlab.engine.policy`` with the nodes that it judges, and nothing else.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvlab.engine.policy import (
+from kvlab.engine import (
+    Counters,
+    Event,
+    EventKind,
     NewTokenRatio,
     NodeConfig,
+    Outcome,
+    RunResult,
+    victim_key,
+)
+from kvlab.engine.policy import (
     allocatable,
     need_single,
     opens_page,
@@ -18,19 +26,8 @@ from kvlab.engine.policy import (
     required_by_ratio,
     required_to_admit,
     required_to_resume,
-    victim_key,
 )
-from kvlab.engine.result import (
-    ABORT_HOST_FULL,
-    ABORT_LAST,
-    ABORT_NO_RESUME,
-    ABORT_TOO_LARGE,
-    Counters,
-    Event,
-    EventKind,
-    Outcome,
-    RunResult,
-)
+from kvlab.engine.result import ABORT_HOST_FULL, ABORT_LAST, ABORT_NO_RESUME, ABORT_TOO_LARGE
 from kvlab.engine.workload import Request
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvlab.engine.cells import FingerprintCells
+from kvlab.engine import FingerprintCells
 from kvlab.errors import HostFullError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory.rows import scatter_rows

@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.engine.cells import FingerprintCells
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import (
+from kvlab.engine import (
+    CountingNode,
+    FingerprintCells,
     NewTokenRatio,
     NodeConfig,
+    StepNode,
+    victim_key,
+)
+from kvlab.engine.policy import (
     allocatable,
     need_single,
     opens_page,
@@ -23,9 +27,7 @@ from kvlab.engine.policy import (
     required_by_ratio,
     required_to_admit,
     required_to_resume,
-    victim_key,
 )
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -212,7 +214,7 @@ def test_an_arrival_falls_on_a_step_that_a_float_can_count(
         config.arrival_step(arrival_s, 1)
     if arrival_s < math.inf:
         workload = Workload.from_arrays("late", [0.0, arrival_s], [1, 1], [2, 2], "by hand")
-        for node in (EventNode(config), StepNode(config)):
+        for node in (CountingNode(config), StepNode(config)):
             with pytest.raises(StudyError, match=got):
                 node.run(workload)
     assert NodeConfig(W8.layout, step_time_s=1.0).arrival_step(2.0**53 - 1) == 2**53 - 1

@@ -5,10 +5,7 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.engine.events import EventNode, simulate
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import Counters, Outcome, RunResult
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import Counters, CountingNode, NodeConfig, Outcome, RunResult, StepNode
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from tests.index.cells import Table, facts, numbers, read
@@ -28,7 +25,7 @@ def tables(result: RunResult) -> list[Table]:
 def test_a_result_shows_its_counters_and_how_often_each_request_was_retracted(
     n: int, output: int, record: bool
 ) -> None:
-    result = simulate(crowd(n, output), TIGHT, record=record)
+    result = CountingNode(TIGHT).run(crowd(n, output), record=record)
     told, strip, *_ = tables(result)
     shown = facts(told)
     zero = shown.pop("zero", "").split(", ")
@@ -48,7 +45,7 @@ def test_a_result_shows_its_counters_and_how_often_each_request_was_retracted(
 
 @given(st.integers(2, 40))
 def test_a_recorded_result_tells_what_happened_to_those_retracted_most(n: int) -> None:
-    result = simulate(crowd(n), TIGHT, record=True)
+    result = CountingNode(TIGHT).run(crowd(n), record=True)
     _, _, *stories = tables(result)
     assert bool(stories) == bool(result.counters.retracted_requests)
     for story in stories:
@@ -78,7 +75,7 @@ def test_an_empty_result_shows_zeros() -> None:
 
 
 def test_the_repr_of_a_result_is_one_line_however_long_the_run() -> None:
-    result = simulate(crowd(40), TIGHT, record=True)
+    result = CountingNode(TIGHT).run(crowd(40), record=True)
     c = result.counters
     assert repr(result) == (
         f"RunResult(40 requests, {c.finished} finished, {c.aborted} aborted; "
@@ -117,8 +114,6 @@ def test_the_repr_of_a_config_makes_the_same_config(
 
 def test_nodes_show_the_rules_that_they_follow() -> None:
     node = StepNode(TIGHT)
-    assert EventNode(TIGHT)._repr_html_() == node._repr_html_() == TIGHT._repr_html_()
-    assert repr(EventNode(TIGHT)) == f"EventNode({TIGHT!r})"
-    assert repr(node) == f"StepNode(step 0, 0 forwards, 0 waiting, 0 retracted, {TIGHT!r})"
-    result = node.run(crowd(2, 3))
-    assert repr(node).startswith(f"StepNode(step {result.counters.last_step + 1}, 2 forwards, ")
+    assert CountingNode(TIGHT)._repr_html_() == node._repr_html_() == TIGHT._repr_html_()
+    assert repr(CountingNode(TIGHT)) == f"CountingNode({TIGHT!r})"
+    assert repr(node) == f"StepNode({TIGHT!r})"

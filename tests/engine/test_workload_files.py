@@ -1,23 +1,19 @@
 """Files: what is saved is loaded, formats are told apart, and a bad line is named exactly."""
 
+import bz2
 import gzip
+import lzma
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.engine.workload import (
-    Request,
-    Workload,
-    load_azure_csv,
-    load_csv,
-    load_mooncake_jsonl,
-    load_trace,
-    save_csv,
-)
+from kvlab.engine.workload import Request, Workload, load_trace, save_csv
 from kvlab.errors import WorkloadError
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -61,13 +57,13 @@ def test_a_saved_workload_loads_back_equal_in_every_field(
     workload = Workload.from_arrays(name, arrivals, prompts, outputs, source, dropped)
     path = tmp_path_factory.mktemp("round") / "trip.csv"
     save_csv(workload, path)
-    assert load_csv(path) == workload
+    assert load_trace(path) == workload
     assert load_trace(path).digest == workload.digest
 
 
 def test_azure_times_count_exactly_from_the_earliest_request(write: Write) -> None:
     lines = "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
-    w = load_azure_csv(write(AZURE + lines, "azure.csv"))
+    w = load_trace(write(AZURE + lines, "azure.csv"))
     assert w.requests == (Request(0, 0.0, 374, 44), Request(1, 4.314579, 396, 109))
     assert (w.name, w.source, w.dropped) == ("azure", "Azure CSV azure.csv", 0)
 
@@ -97,7 +93,7 @@ def test_mooncake_milliseconds_become_seconds_and_hashes_are_ignored(write: Writ
         '{"output_length": 3, "input_length": 7, "timestamp": 1000.25, "session": "x"}\n'
         '{"timestamp": 4000, "input_length": 8, "output_length": 4}'
     )
-    w = load_mooncake_jsonl(write(text, "moon.jsonl"))
+    w = load_trace(write(text, "moon.jsonl"))
     assert w.requests == (
         Request(0, 0.0, 6758, 500),
         Request(1, 0.00025, 7, 3),
@@ -110,16 +106,53 @@ def test_columns_may_come_in_any_order_and_beside_others(write: Write) -> None:
     assert load_trace(write(text)).requests == (Request(0, 1.5, 6, 7), Request(1, 2.0, 8, 9))
 
 
-def test_a_byte_order_mark_crlf_blank_lines_and_gzip_change_nothing(write: Write) -> None:
+def test_a_byte_order_mark_crlf_and_blank_lines_change_nothing(write: Write) -> None:
     plain = KVLAB + "0.5,6,7\n1.5,8,9\n"
     expected = load_trace(write(plain, "mine.csv"))
     odd = "\ufeff" + plain.replace("\n", "\r\n\r\n")
     assert load_trace(write(odd, "mine.csv")) == expected
-    zipped = load_trace(write(gzip.compress(odd.encode()), "mine.csv.gz"))
-    assert zipped.requests == expected.requests
-    assert zipped.name == "mine"
-    # The content says gzip, not the name.
-    assert load_trace(write(gzip.compress(plain.encode()), "mine.csv")) == expected
+
+
+@pytest.mark.parametrize(
+    ("ending", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)]
+)
+def test_a_packed_file_is_told_by_its_first_bytes_and_loads_as_the_plain_one(
+    write: Write, ending: str, pack: Callable[[bytes], bytes]
+) -> None:
+    plain = KVLAB + "0.5,6,7\n1.5,8,9\n"
+    expected = load_trace(write(plain, "mine.csv"))
+    packed = load_trace(write(pack(plain.encode()), f"mine.csv.{ending}"))
+    assert (packed.requests, packed.name) == (expected.requests, "mine")
+    assert load_trace(write(pack(plain.encode()), "mine.csv")) == expected
+    with pytest.raises(WorkloadError, match=r"begins like a \w+ file but cannot be unpacked"):
+        load_trace(write(pack(plain.encode())[:-9], "mine.csv"))
+
+
+def test_a_zip_of_one_file_loads_and_one_of_two_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "mine.zip", "w") as archive:
+        archive.writestr("a.csv", KVLAB + "0.5,6,7\n")
+    assert load_trace(tmp_path / "mine.zip").requests == (Request(0, 0.5, 6, 7),)
+    with zipfile.ZipFile(tmp_path / "mine.zip", "a") as archive:
+        archive.writestr("b.csv", KVLAB)
+    with pytest.raises(WorkloadError, match=r"like a zip file but .* \(Multiple files found"):
+        load_trace(tmp_path / "mine.zip")
+
+
+def test_parquet_with_the_columns_of_a_csv_loads(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamps = pd.to_datetime(["2023-11-16 18:15:46.6805900", "2023-11-16 18:15:50.9951690"])
+    table = {"TIMESTAMP": stamps, "ContextTokens": [374, 396], "GeneratedTokens": [44, 109]}
+    path = write(b"PAR1...", "azure.parquet")
+    monkeypatch.setattr(pd, "read_parquet", lambda _: pd.DataFrame(table))
+    assert load_trace(path).requests[1] == Request(1, 4.314579, 396, 109)
+
+    def lacking(_: object) -> None:
+        raise ImportError("pyarrow is missing")
+
+    monkeypatch.setattr(pd, "read_parquet", lacking)
+    with pytest.raises(WorkloadError, match=r"is a parquet file, .* \(pyarrow is missing\); inst"):
+        load_trace(path)
 
 
 def test_requests_are_sorted_by_arrival_and_ties_keep_the_order_of_the_file(write: Write) -> None:
@@ -162,10 +195,10 @@ def test_an_edited_file_no_longer_matches_its_digest(write: Write, tmp_path: Pat
     text = path.read_text()
     edited = text.replace("0.0,5,7", "0.0,5,9")
     with pytest.raises(WorkloadError, match=r"w\.csv: the digest in the header .*delete the"):
-        load_csv(write(edited, "w.csv"))
+        load_trace(write(edited, "w.csv"))
     without = "\n".join(line for line in edited.splitlines() if "digest" not in line)
-    assert load_csv(write(without, "w.csv")).requests[0].output_tokens == 9
-    assert len(load_csv(write(edited, "w.csv"), limit=1)) == 1
+    assert load_trace(write(without, "w.csv")).requests[0].output_tokens == 9
+    assert len(load_trace(write(edited, "w.csv"), limit=1)) == 1
 
 
 def azure(*lines: str) -> str:
@@ -273,21 +306,6 @@ def test_the_error_for_an_unknown_format_lists_all_that_are_known(write: Write) 
         assert part in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("load", "text", "name"),
-    [
-        (load_azure_csv, KVLAB + "0,1,1", "Azure CSV"),
-        (load_csv, AZURE + "2023-11-16 18:15:46,1,1", "kvlab CSV"),
-        (load_mooncake_jsonl, KVLAB + "0,1,1", "Mooncake JSONL"),
-    ],
-)
-def test_a_named_loader_refuses_the_other_formats(
-    write: Write, load: Callable[[Path], Workload], text: str, name: str
-) -> None:
-    with pytest.raises(WorkloadError, match=rf"line 1: begins like no {name}: got '"):
-        load(write(text))
-
-
 def test_a_path_without_a_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(WorkloadError, match=r"a trace is one file: got the folder '.*'; name a"):
         load_trace(tmp_path)
@@ -301,3 +319,33 @@ def test_saving_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
     w = Workload.from_arrays("a", [0.0], [1], [1], "x")
     with pytest.raises(WorkloadError, match=r"can be written: '.*' gives No such file"):
         save_csv(w, tmp_path / "none" / "w.csv")
+
+
+HEAD = KVLAB.strip()
+LONG = "x" * 140_000
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        (f'{HEAD},note\n0,5,5,"{LONG}"\n', 2, r"field larger than field limit \(131072\)"),
+        (f'{HEAD},"{LONG}"\n0,5,5,1\n', 1, r"field larger than field limit \(131072\)"),
+        (f'"arrival_s",{HEAD[10:]}\r0,5,5\r1,5,5\r', 1, "new-line character seen"),
+    ],
+)
+def test_a_quoted_line_that_is_no_csv_is_named_with_its_line(
+    text: str, line: int, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.csv").write_bytes(text.encode())
+    told = (
+        rf"^t\.csv, line {line}: a quoted line is CSV that ends with LF or CR LF, with fields "
+        rf"of at most 131072 characters \({reason}.*: got .{{40,100}}; save the file"
+    )
+    with pytest.raises(WorkloadError, match=told):
+        load_trace(tmp_path / "t.csv")
+
+
+def test_a_long_text_in_a_line_of_json_is_ignored(tmp_path: Path) -> None:
+    text = f'{{"timestamp": 1, "note": "{LONG}", "input_length": 5, "output_length": 6}}\n'
+    (tmp_path / "t.jsonl").write_text(text)
+    assert load_trace(tmp_path / "t.jsonl").requests[0].prompt_tokens == 5

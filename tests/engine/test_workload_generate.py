@@ -1,4 +1,4 @@
-"""Generators: same seed, same workload; lengths within bounds; a fit gives back what was drawn."""
+"""Generators: same seed, same workload; lengths within bounds."""
 
 import math
 from typing import Any
@@ -12,8 +12,6 @@ from kvlab.engine.workload import (
     LONG_CHAT,
     LengthModel,
     Lognormal,
-    Workload,
-    fit_length_model,
     generate_closed_loop,
     generate_open_loop,
 )
@@ -84,27 +82,6 @@ def test_half_of_the_lengths_lie_below_the_median() -> None:
     w = generate_closed_loop(20_000, seed=5)
     assert (w.prompts < 6000).mean() == pytest.approx(0.5, abs=0.02)
     assert (w.outputs < 500).mean() == pytest.approx(0.5, abs=0.02)
-
-
-def test_a_fit_gives_back_the_model_that_was_drawn_from() -> None:
-    drawn = LengthModel(Lognormal(6000.0, 0.5, 1, 10**8), Lognormal(500.0, 0.8, 1, 10**8))
-    fitted = fit_length_model(generate_closed_loop(20_000, drawn, seed=11))
-    for got, wanted in ((fitted.prompt, drawn.prompt), (fitted.output, drawn.output)):
-        assert got.median == pytest.approx(wanted.median, rel=0.03)
-        assert got.sigma == pytest.approx(wanted.sigma, rel=0.03)
-
-
-def test_a_look_alike_of_a_fit_keeps_the_extremes_of_the_original() -> None:
-    original = generate_closed_loop(500, seed=2)
-    twin = generate_closed_loop(500, fit_length_model(original), seed=99)
-    assert twin.digest != original.digest
-    assert original.prompts.min() <= twin.prompts.min()
-    assert twin.prompts.max() <= original.prompts.max()
-
-
-def test_a_fit_of_equal_lengths_has_no_spread() -> None:
-    w = Workload.from_arrays("flat", [0.0] * 3, [7] * 3, [9] * 3, "by hand")
-    assert fit_length_model(w) == LengthModel(Lognormal(7.0, 0.0, 7, 7), Lognormal(9.0, 0.0, 9, 9))
 
 
 def test_the_source_says_how_to_make_the_workload_again() -> None:

@@ -8,18 +8,15 @@ from hypothesis import strategies as st
 from kvlab.errors import IndexSpaceError
 from kvlab.index import (
     DcpLayout,
+    Shard,
     WidenedSlots,
-    dcp_indexer_block_table,
     dcp_local_kv_block_table,
-    expand_kernel_blocks,
     filter_dcp_local_chunk_kv_indices,
-    filter_dcp_local_kv_indices,
     localize,
     localize_masked,
     localize_move,
     localize_virtual,
     look_up_rows,
-    require_paired,
     slots_of_blocks,
 )
 
@@ -27,12 +24,6 @@ from .oracle import SIZES, held, ids, runs
 
 Run = tuple[list[int], int, int, int]
 slot_lists = st.lists(st.integers(0, 900), max_size=40)
-
-
-@given(slot_lists, st.sampled_from(SIZES))
-def test_the_filter_keeps_the_owned_ids_as_they_are(slots: list[int], c: int) -> None:
-    kept = [filter_dcp_local_kv_indices(ids(slots), c, rank).tolist() for rank in range(c)]
-    assert kept == [[v for v in slots if v % c == rank] for rank in range(c)]
 
 
 @given(st.lists(runs(longest=30), max_size=5), st.sampled_from(SIZES))
@@ -45,7 +36,7 @@ def test_the_chunk_filter_is_the_mask_of_each_run(drawn: list[Run], c: int) -> N
     joined = [v for _, piece in pieces for v in piece]
     starts, lens = [start for start, _ in pieces], [len(piece) for _, piece in pieces]
     for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(ids(joined), starts, lens, c, rank)
+        kept = filter_dcp_local_chunk_kv_indices(ids(joined), starts, lens, Shard(c, rank))
         assert kept.tolist() == [v for v in joined if v % c == rank]
 
 
@@ -54,8 +45,8 @@ def test_the_chunk_filter_is_the_mask_of_each_run(drawn: list[Run], c: int) -> N
 def test_filtering_first_and_dividing_later_is_localizing(run: Run) -> None:
     slots, start, c, _ = run
     for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(ids(slots), [start], [len(slots)], c, rank)
-        assert torch.equal(kept // c, localize_masked(ids(slots), c, rank))
+        kept = filter_dcp_local_chunk_kv_indices(ids(slots), [start], [len(slots)], Shard(c, rank))
+        assert torch.equal(kept // c, localize_masked(ids(slots), Shard(c, rank)))
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6, unique=True), st.data())
@@ -75,47 +66,16 @@ def test_block_tables_name_the_pages_that_localization_reads(
         rows = localize(WidenedSlots(slots), layout, rank).ids
         j = torch.arange(len(rows))
         assert torch.equal(latent[0, j // page] * page + j % page, rows)
-    indexer = dcp_indexer_block_table(slots[None], page)
+    indexer = dcp_local_kv_block_table(slots[None], page, 1)  # replicated: every slot on every rank
     at = torch.arange(tokens)
     assert torch.equal(indexer[0, at // page] * page + at % page, slots)
-
-
-@given(st.lists(st.integers(-1, 40), max_size=8), st.integers(1, 4), st.integers(1, 4))
-def test_kernel_blocks_cover_the_rows_of_their_block_and_holes_stay_holes(
-    blocks: list[int], kernel: int, per: int
-) -> None:
-    small = expand_kernel_blocks(ids(blocks), kernel * per, kernel).reshape(len(blocks), per)
-    for block, parts in zip(blocks, small.tolist(), strict=True):
-        if block < 0:
-            assert parts == [-1] * per
-        else:
-            rows = [part * kernel + j for part in parts for j in range(kernel)]
-            assert rows == list(range(block * kernel * per, (block + 1) * kernel * per))
-
-
-def test_holes_of_a_table_stay_holes_on_the_way_to_the_kernel() -> None:
-    rows = ids([8, 9, 10, 11, 20, 21, 22, 23, -1, -1, -1, -1])[None]
-    blocks = dcp_local_kv_block_table(rows, page_size=2, dcp_size=2)
-    assert blocks.tolist() == [[2, 5, -1]]
-    assert dcp_local_kv_block_table(rows - 8 * (rows < 0), 2, 2).tolist() == [[2, 5, -1]]
-    assert expand_kernel_blocks(blocks[0], 2, 1).tolist() == [4, 5, 10, 11, -1, -1]
-    assert dcp_indexer_block_table(rows, 2).tolist() == [[4, 5, 10, 11, -1, -1]]
-    with pytest.raises(IndexSpaceError, match="got -1 at index 2"):
-        slots_of_blocks(blocks[0], 4, tokens=9)
-    assert slots_of_blocks(blocks[0], 4, tokens=8).tolist() == rows[0, :8].tolist()
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 0)])
 def test_tables_without_rows_or_columns_have_no_pages(shape: tuple[int, int]) -> None:
     table = torch.zeros(shape, dtype=torch.int32)
     assert dcp_local_kv_block_table(table, 2, 2).shape == (shape[0], shape[1] // 4)
-    assert dcp_indexer_block_table(table, 2).dtype == torch.int64
-
-
-def test_tables_on_another_device_stay_there() -> None:
-    # The meta device computes nothing but refuses to be mixed with another.
-    blocks = torch.empty(3, dtype=torch.int64, device="meta")
-    assert expand_kernel_blocks(blocks, 4, 2).device.type == "meta"
+    assert dcp_local_kv_block_table(table, 2, 1).dtype == torch.int64
 
 
 @given(
@@ -130,28 +90,11 @@ def test_a_move_gives_each_pair_to_the_rank_that_stores_both(
     target = [v + 9 * c + hop * c for v, hop in pairs]
     moved = []
     for rank in range(c):
-        to, from_ = localize_move(ids(target), ids(source), c, rank)
+        to, from_ = localize_move(ids(target), ids(source), Shard(c, rank))
         assert to.tolist() == [row for _, row in held_large(target, c, rank)]
         assert from_.tolist() == [row for _, row in held_large(source, c, rank)]
         moved.append(len(to))
     assert sum(moved) == len(pairs)
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8),
-    st.sampled_from(SIZES),
-)
-def test_a_move_and_a_pairing_are_refused_for_two_owners_and_for_nothing_else(
-    pairs: list[tuple[int, int]], c: int
-) -> None:
-    one, two = ids([a for a, _ in pairs]), ids([b for _, b in pairs])
-    apart = any(a % c != b % c for a, b in pairs)
-    for check in (lambda: localize_move(one, two, c, 0), lambda: require_paired(one, two, c)):
-        if apart:
-            with pytest.raises(IndexSpaceError, match=r"different owners|same owner"):
-                check()
-        else:
-            check()
 
 
 @given(st.data(), st.sampled_from(SIZES), st.integers(1, 4))
@@ -163,14 +106,14 @@ def test_virtual_ids_are_sharded_first_and_looked_up_second(
     v2p = [0, *order]
     slots = data.draw(st.lists(st.integers(0, 6 * c * page - 1), max_size=20))
     for rank in range(c):
-        elements, rows = localize_virtual(ids(slots), ids(v2p), page, c, rank)
+        elements, rows = localize_virtual(ids(slots), ids(v2p), page, Shard(c, rank))
         pairs = list(zip(elements.tolist(), rows.tolist(), strict=True))
         assert pairs == [
             (at, v2p[row // page] * page + row % page) for at, row in held(slots, c, rank)
         ]
     identity = ids(list(range(6)))
-    virtual = localize_virtual(ids(slots), identity, page, c, 0)[1]
-    assert torch.equal(virtual, localize_masked(ids(slots), c, 0))
+    virtual = localize_virtual(ids(slots), identity, page, Shard(c, 0))[1]
+    assert torch.equal(virtual, localize_masked(ids(slots), Shard(c, 0)))
 
 
 def test_a_page_table_of_int32_gives_rows_of_int64() -> None:
@@ -182,3 +125,26 @@ def test_a_page_table_of_int32_gives_rows_of_int64() -> None:
 
 def held_large(slots: list[int], c: int, rank: int) -> list[tuple[int, int]]:
     return [(at, v // c) for at, v in enumerate(slots) if v % c == rank]
+
+
+def test_holes_of_a_table_stay_holes() -> None:
+    rows = ids([8, 9, 10, 11, 20, 21, 22, 23, -1, -1, -1, -1])[None]
+    blocks = dcp_local_kv_block_table(rows, page_size=2, dcp_size=2)
+    assert blocks.tolist() == [[2, 5, -1]]
+    assert dcp_local_kv_block_table(rows - 8 * (rows < 0), 2, 2).tolist() == [[2, 5, -1]]
+    assert slots_of_blocks(blocks[0], 4, tokens=8).tolist() == rows[0, :8].tolist()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=8),
+    st.sampled_from(SIZES),
+)
+def test_a_move_is_refused_for_two_owners_and_for_nothing_else(
+    pairs: list[tuple[int, int]], c: int
+) -> None:
+    one, two = ids([a for a, _ in pairs]), ids([b for _, b in pairs])
+    if any(a % c != b % c for a, b in pairs):
+        with pytest.raises(IndexSpaceError, match="different owners"):
+            localize_move(one, two, Shard(c, 0))
+    else:
+        localize_move(one, two, Shard(c, 0))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.index import DcpLayout, owner_of, replicated_rows, row_of, slot_of
+from kvlab.index import DcpLayout, Shard, owner_of, row_of
 
 from . import oracle
 
@@ -52,7 +52,7 @@ def test_slots_that_can_be_handed_out_are_the_capacity(layout: DcpLayout) -> Non
     rows = layout.row_end - layout.first_row
     assert rows * layout.dcp_size == layout.capacity_tokens
     assert layout.rows_per_rank == layout.row_end
-    assert replicated_rows(layout) == layout.rows_per_rank * layout.dcp_size
+    assert layout.slot_end == layout.rows_per_rank * layout.dcp_size
 
 
 @given(layouts())
@@ -75,7 +75,7 @@ def test_the_functions_on_tensors_say_what_the_layout_says(layout: DcpLayout) ->
     assert rows.tolist() == [layout.row(v) for v in range(layout.slot_end)]
     for rank in range(c):
         mine = slots[owners == rank]
-        assert torch.equal(slot_of(rows[owners == rank], c, rank, turn), mine)
+        assert torch.equal(Shard(c, rank, turn).slot(rows[owners == rank]), mine)
         assert len(mine) * c == layout.slot_end
 
 

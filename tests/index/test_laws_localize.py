@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvlab.errors import IndexSpaceError
 from kvlab.index import (
     DcpLayout,
+    Shard,
     WidenedSlots,
     localize,
     localize_masked,
@@ -32,8 +33,8 @@ LENGTHS = (1, 2, 3, 5, 63, 1023, 1024, 1025, 1027, 2047, 2048, 2049, 3079)
 def test_stride_equals_mask_for_any_run_from_any_start_on_shuffled_pages(run: Run) -> None:
     slots, start, c, _ = run
     for rank in range(c):
-        found = localize_strided(ids(slots), c, rank, start)
-        assert torch.equal(found, localize_masked(ids(slots), c, rank))
+        found = localize_strided(ids(slots), Shard(c, rank), start)
+        assert torch.equal(found, localize_masked(ids(slots), Shard(c, rank)))
         assert found.tolist() == [row for _, row in oracle.held(slots, c, rank)]
 
 
@@ -41,7 +42,7 @@ def test_stride_equals_mask_for_any_run_from_any_start_on_shuffled_pages(run: Ru
 @settings(max_examples=100)
 def test_the_ranks_share_a_run_among_them_without_rest(run: Run) -> None:
     slots, _, c, _ = run
-    parts = [owned_elements(ids(slots), c, rank).tolist() for rank in range(c)]
+    parts = [owned_elements(ids(slots), Shard(c, rank)).tolist() for rank in range(c)]
     assert sorted(at for part in parts for at in part) == list(range(len(slots)))
     assert all(part == sorted(part) for part in parts)
 
@@ -58,9 +59,9 @@ def test_the_check_refuses_exactly_what_stride_and_mask_tell_apart_on_some_rank(
     for rank in range(c):
         if differ:
             with pytest.raises(IndexSpaceError, match="slot and position must agree"):
-                localize_strided(ids(slots), c, rank, start)
+                localize_strided(ids(slots), Shard(c, rank), start)
         else:
-            rows = localize_strided(ids(slots), c, rank, start)
+            rows = localize_strided(ids(slots), Shard(c, rank), start)
             assert rows.tolist() == [row for _, row in oracle.held(slots, c, rank)]
 
 
@@ -69,10 +70,10 @@ def test_rows_that_are_equal_by_luck_but_of_swapped_tokens_are_refused() -> None
     # stride takes them for each other's tokens.
     swapped = ids([5, 4])
     for rank in range(2):
-        by_luck = localize_strided(swapped, 2, rank, check=False)
-        assert torch.equal(by_luck, localize_masked(swapped, 2, rank))
+        by_luck = localize_strided(swapped, Shard(2, rank), check=False)
+        assert torch.equal(by_luck, localize_masked(swapped, Shard(2, rank)))
         with pytest.raises(IndexSpaceError, match="slot 5 at index 0 has owner 1"):
-            localize_strided(swapped, 2, rank)
+            localize_strided(swapped, Shard(2, rank))
 
 
 @given(
@@ -170,10 +171,10 @@ def test_the_upstream_name_is_the_stride_from_a_page_start(run: Run) -> None:
     slots, start, c, page = run
     slots = slots[-start % (c * page) :]  # from the first slot of a page on
     for rank in range(c):
-        rows = maybe_dcp_kernel_indices(ids(slots), c, rank)
+        rows = maybe_dcp_kernel_indices(ids(slots), Shard(c, rank))
         assert rows.tolist() == [row for _, row in oracle.held(slots, c, rank)]
     given_ids = ids(slots)
-    assert maybe_dcp_kernel_indices(given_ids, 1, 0) is given_ids
+    assert maybe_dcp_kernel_indices(given_ids, Shard(1, 0)) is given_ids
 
 
 @pytest.mark.parametrize("c", [2, 3, 8])
@@ -199,5 +200,5 @@ def test_no_ids_or_fewer_than_ranks_leave_ranks_without_rows(n: int, c: int) -> 
     found = [localize(run, layout, rank) for rank in range(c)]
     assert [len(rows) for rows in found] == [n, *[0] * (c - 1)]
     for rank in range(c):
-        assert len(localize_strided(run.ids, c, rank)) == len(found[rank])
+        assert len(localize_strided(run.ids, Shard(c, rank))) == len(found[rank])
         assert found[rank].ids.dtype == found[rank].source.dtype == torch.int64

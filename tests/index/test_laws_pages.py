@@ -10,14 +10,10 @@ from kvlab.errors import IndexSpaceError
 from kvlab.index import (
     DcpLayout,
     RawUse,
-    first_row_beyond_int32,
-    fits,
-    layout_for_rows,
     merge_touching,
     pages_of_free,
     raw_use_census,
     raw_use_of_page,
-    rows_for_tokens,
 )
 
 Range = tuple[int, int]
@@ -99,39 +95,3 @@ def test_a_pool_of_fewer_pages_than_ranks_has_no_silent_page() -> None:
 
 def test_with_one_rank_every_page_is_in_range() -> None:
     assert raw_use_census(DcpLayout(1, 64, num_pages=9)) == RawUse(9, 0, 0)
-
-
-@given(st.integers(0, 900), st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
-@settings(max_examples=200)
-def test_a_request_fits_when_a_first_fit_of_its_tokens_finds_slots(
-    tokens: int, page: int, c: int, pages: int
-) -> None:
-    layout = DcpLayout(c, page, pages)
-    free = list(range(layout.first_slot, layout.slot_end))
-    assert fits(tokens, layout) == (tokens <= len(free))
-    rows = rows_for_tokens(tokens, layout)
-    assert rows % page == 0
-    if fits(tokens, layout):
-        # The rows of the pages that hold the tokens, on any one rank.
-        touched = {v // layout.widened_page_size for v in free[:tokens]}
-        assert rows == len(touched) * page
-
-
-@given(st.integers(1, 3000), st.integers(1, 9), st.integers(1, 64))
-@settings(max_examples=100)
-def test_a_row_budget_gives_whole_pages_and_wastes_less_than_one(
-    rows: int, c: int, page: int
-) -> None:
-    if rows < page:
-        return  # refused: see the errors
-    layout = layout_for_rows(rows, c, page)
-    usable = layout.row_end - layout.first_row
-    assert 0 <= rows - usable < page
-    assert layout.capacity_tokens == usable * c
-
-
-@given(st.integers(1, 2**33))
-def test_the_first_row_past_int32_is_the_first(elements: int) -> None:
-    row = first_row_beyond_int32(elements)
-    assert row * elements > 2**31 - 1
-    assert (row - 1) * elements <= 2**31 - 1

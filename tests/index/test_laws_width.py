@@ -10,12 +10,10 @@ from torch import Tensor
 
 from kvlab.index import (
     DcpLayout,
+    Shard,
     WidenedSlots,
-    dcp_indexer_block_table,
     dcp_local_kv_block_table,
-    expand_kernel_blocks,
     filter_dcp_local_chunk_kv_indices,
-    filter_dcp_local_kv_indices,
     localize,
     localize_fixed_shape,
     localize_masked,
@@ -27,7 +25,6 @@ from kvlab.index import (
     remap_dcp_local_topk_indices,
     row_of,
     run_is_aligned,
-    slot_of,
     slots_of_blocks,
 )
 
@@ -40,25 +37,21 @@ EDGES = (TOP, 2**24, 2**53, 2**53 + 2**31, 2**62, 2**63 - 40)
 ANY_WIDTH: dict[str, Callable[[Tensor], object]] = {
     "owner_of": lambda v: owner_of(v, 3),
     "row_of": lambda v: row_of(v, 3, 2),
-    "slot_of": lambda v: slot_of(v, 64, 63, 4),
-    "localize_masked": lambda v: localize_masked(v, 3, 1, 2),
-    "localize_strided": lambda v: localize_strided(v, 3, 1, int(v[0]) % 3),
-    "localize_strided, a power of two": lambda v: localize_strided(v, 8, 1, int(v[0]) % 8),
-    "owned_elements": lambda v: owned_elements(v, 3, 1),
+    "localize_masked": lambda v: localize_masked(v, Shard(3, 1, 2)),
+    "localize_strided": lambda v: localize_strided(v, Shard(3, 1), int(v[0]) % 3),
+    "localize_strided, a power of two": lambda v: localize_strided(v, Shard(8, 1), int(v[0]) % 8),
+    "owned_elements": lambda v: owned_elements(v, Shard(3, 1)),
     "run_is_aligned": lambda v: [run_is_aligned(v, c, 1) for c in (2, 3, 8)],
     "localize": lambda v: localize(WidenedSlots(v, 1), DcpLayout(4, 1, 2**40), 1).ids,
-    "localize_fixed_shape": lambda v: localize_fixed_shape(v, 2, 1, 2),
-    "plan_dcp_owner_write": lambda v: plan_dcp_owner_write(v, 3, 0)[1],
-    "remap_dcp_local_topk_indices": lambda v: remap_dcp_local_topk_indices(v, 3, 0),
-    "filter_dcp_local_kv_indices": lambda v: filter_dcp_local_kv_indices(v, 3, 1),
+    "localize_fixed_shape": lambda v: localize_fixed_shape(v, Shard(2, 1, 2)),
+    "plan_dcp_owner_write": lambda v: plan_dcp_owner_write(v, Shard(3, 0))[1],
+    "remap_dcp_local_topk_indices": lambda v: remap_dcp_local_topk_indices(v, Shard(3, 0)),
     "filter_dcp_local_chunk_kv_indices": lambda v: filter_dcp_local_chunk_kv_indices(
-        v, [int(v[0])], [len(v)], 3, 1
+        v, [int(v[0])], [len(v)], Shard(3, 1)
     ),
     "dcp_local_kv_block_table": lambda v: dcp_local_kv_block_table(v[None] // 4 * 4, 2, 2),
-    "dcp_indexer_block_table": lambda v: dcp_indexer_block_table(v[None] // 4 * 4, 4),
-    "expand_kernel_blocks": lambda v: expand_kernel_blocks(v, 64, 16),
     "slots_of_blocks": lambda v: slots_of_blocks(v, 512, 700),
-    "localize_move": lambda v: localize_move(v, v - 9, 3, 1)[0],
+    "localize_move": lambda v: localize_move(v, v - 9, Shard(3, 1))[0],
 }
 
 
@@ -86,10 +79,10 @@ def test_owner_row_and_slot_are_those_of_python_ints_at_every_edge(
     owner, row = v // turn % c, v // (c * turn) * turn + v % turn
     assert owner_of(ids([v]), c, turn).tolist() == [owner]
     assert row_of(ids([v]), c, turn).tolist() == [row]
-    assert localize_masked(ids([v]), c, owner, turn).tolist() == [row]
-    assert localize_fixed_shape(ids([v]), c, owner, turn).tolist() == [row]
+    assert localize_masked(ids([v]), Shard(c, owner, turn)).tolist() == [row]
+    assert localize_fixed_shape(ids([v]), Shard(c, owner, turn)).tolist() == [row]
     if row < 2**63 // (c * turn) * turn:
-        assert slot_of(ids([row]), c, owner, turn).tolist() == [v]
+        assert Shard(c, owner, turn).slot(ids([row])).tolist() == [v]
 
 
 @given(st.sampled_from(EDGES), st.integers(0, 30), st.integers(2, 70))
@@ -99,15 +92,7 @@ def test_a_run_at_every_edge_is_strided_exactly(edge: int, off: int, c: int) -> 
     run = torch.arange(5) + start  # a request so long that slot and position are equal
     for rank in {start % c, (start + 4) % c, 0}:
         want = [v // c for v in range(start, start + 5) if v % c == rank]
-        assert localize_strided(run, c, rank, start).tolist() == want
-
-
-def test_slot_of_takes_the_last_row_whose_turn_fits_and_no_row_past_it() -> None:
-    c, turn = 2, 64
-    end = 2**63 // (c * turn) * turn
-    assert slot_of(ids([end - 1]), c, 1, turn).tolist() == [2**63 - 1]
-    with pytest.raises(ValueError, match=rf"row must lie in \[0, {end}\): got {end} at index 0"):
-        slot_of(ids([end]), c, 1, turn)
+        assert localize_strided(run, Shard(c, rank), start).tolist() == want
 
 
 def test_a_layout_up_to_the_end_of_int64_localizes_its_last_page() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import kvlab.index
 from kvlab.errors import IndexSpaceError
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+from kvlab.index import DcpLayout, PhysicalRows, Shard, WidenedSlots, localize, require_run
 
 from .oracle import ids
 
@@ -26,30 +26,26 @@ TAKES_RAW_IDS: dict[str, Callable[[Any], object]] = {
     "assume_physical": lambda v: PhysicalRows.assume_physical(v, LAYOUT, 0),
     "owner_of": lambda v: index.owner_of(v, 2),
     "row_of": lambda v: index.row_of(v, 2),
-    "slot_of": lambda v: index.slot_of(v, 2, 0),
-    "localize_masked": lambda v: index.localize_masked(v, 2, 0),
-    "localize_strided": lambda v: index.localize_strided(v, 2, 0),
-    "unchecked": lambda v: index.localize_strided(v, 2, 0, check=False),
-    "owned_elements": lambda v: index.owned_elements(v, 2, 0),
+    "localize_masked": lambda v: index.localize_masked(v, Shard(2, 0)),
+    "localize_strided": lambda v: index.localize_strided(v, Shard(2, 0)),
+    "unchecked": lambda v: index.localize_strided(v, Shard(2, 0), check=False),
+    "owned_elements": lambda v: index.owned_elements(v, Shard(2, 0)),
     "run_is_aligned": lambda v: index.run_is_aligned(v, 2),
-    "localize_fixed_shape": lambda v: index.localize_fixed_shape(v, 2, 0),
-    "write locations": lambda v: index.remap_dcp_write_locations_fixed_shape(v, 2, 0),
-    "owner write": lambda v: index.plan_dcp_owner_write(v, 2, 0),
-    "topk": lambda v: index.remap_dcp_local_topk_indices(v, 2, 0),
-    "maybe": lambda v: index.maybe_dcp_kernel_indices(v, 2, 0),
-    "maybe, off": lambda v: index.maybe_dcp_kernel_indices(v, 1, 0),
-    "filter": lambda v: index.filter_dcp_local_kv_indices(v, 2, 0),
-    "chunk filter": lambda v: index.filter_dcp_local_chunk_kv_indices(v, [0], [3], 2, 0),
-    "chunk filter, off": lambda v: index.filter_dcp_local_chunk_kv_indices(v, [0], [3], 1, 0),
+    "localize_fixed_shape": lambda v: index.localize_fixed_shape(v, Shard(2, 0)),
+    "write locations": lambda v: index.remap_dcp_write_locations_fixed_shape(v, Shard(2, 0)),
+    "owner write": lambda v: index.plan_dcp_owner_write(v, Shard(2, 0)),
+    "topk": lambda v: index.remap_dcp_local_topk_indices(v, Shard(2, 0)),
+    "maybe": lambda v: index.maybe_dcp_kernel_indices(v, Shard(2, 0)),
+    "maybe, off": lambda v: index.maybe_dcp_kernel_indices(v, Shard(1, 0)),
+    "chunk filter": lambda v: index.filter_dcp_local_chunk_kv_indices(v, [0], [3], Shard(2, 0)),
+    "chunk filter, off": lambda v: index.filter_dcp_local_chunk_kv_indices(
+        v, [0], [3], Shard(1, 0)
+    ),
     "block table": lambda v: index.dcp_local_kv_block_table(v, 2, 2),
-    "indexer table": lambda v: index.dcp_indexer_block_table(v, 2),
-    "expand": lambda v: index.expand_kernel_blocks(v, 4, 2),
     "slots_of_blocks": lambda v: index.slots_of_blocks(v, 4, 3),
-    "paired device": lambda v: index.require_paired(v, ids([8, 9, 10]), 2),
-    "paired host": lambda v: index.require_paired(ids([8, 9, 10]), v, 2),
-    "move target": lambda v: index.localize_move(v, ids([8, 9, 10]), 2, 0),
-    "move source": lambda v: index.localize_move(ids([8, 9, 10]), v, 2, 0),
-    "virtual": lambda v: index.localize_virtual(v, ids([0, 1, 2]), 2, 2, 0),
+    "move target": lambda v: index.localize_move(v, ids([8, 9, 10]), Shard(2, 0)),
+    "move source": lambda v: index.localize_move(ids([8, 9, 10]), v, Shard(2, 0)),
+    "virtual": lambda v: index.localize_virtual(v, ids([0, 1, 2]), 2, Shard(2, 0)),
     "look up": lambda v: index.look_up_rows(v, ids([0, 1, 2]), 2),
     "page table": lambda v: index.look_up_rows(ids([1]), v, 2),
 }
@@ -95,16 +91,14 @@ def test_what_is_no_tensor_of_int64_or_int32_is_refused(
         TAKES_RAW_IDS[name](given)
 
 
-@pytest.mark.parametrize(
-    "name", sorted(TAKES_RAW_IDS.keys() - {"topk", "block table", "indexer table"})
-)
+@pytest.mark.parametrize("name", sorted(TAKES_RAW_IDS.keys() - {"topk", "block table"}))
 @pytest.mark.parametrize("shape", [(), (1, 3), (2, 0)])
 def test_ids_of_another_shape_are_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(IndexSpaceError, match=r"must have shape \(n,\), got \("):
         TAKES_RAW_IDS[name](torch.zeros(shape, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("name", ["block table", "indexer table"])
+@pytest.mark.parametrize("name", ["block table"])
 def test_a_table_has_two_axes(name: str) -> None:
     with pytest.raises(IndexSpaceError, match=r"must have shape \(batch, columns\), got \(4,\)"):
         TAKES_RAW_IDS[name](torch.zeros(4, dtype=torch.int64))
@@ -183,42 +177,9 @@ def test_localized_rows_carry_the_run_that_they_came_from_on_every_rank() -> Non
         assert (rows.start, rows.positions, rows.resolved_at) == (5, 2, None)
 
 
-def test_a_run_written_in_place_after_it_was_verified_is_looked_through_again() -> None:
-    table = torch.tensor([[8, 9, 10, 11], [12, 13, 14, 15]])
-    slots = WidenedSlots(table[0])
-    assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 5]
-    table[0] = ids([9, 9, 8, 11])  # through the table, not through the slots
-    assert localize(slots, LAYOUT, 0).ids.tolist() == [4]
-    assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 4, 5]
-    table[0] = ids([8, 9, 12, 13])
-    assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 6]
-
-
-def test_a_run_is_looked_through_once_until_it_is_written() -> None:
-    looks = []
-
-    def verify(given: torch.Tensor, dcp_size: int, start: int) -> bool:
-        looks.append((given.tolist(), dcp_size, start))
-        return True
-
-    slots = WidenedSlots(ids([8, 9]), start=4)
-    for _ in range(3):
-        assert slots.agrees_with_positions(2, verify)
-    slots.ids[1] = 11
-    assert slots.agrees_with_positions(2, verify)
-    assert looks == [([8, 9], 2, 4), ([8, 11], 2, 4)]
-
-
 def test_a_chunk_begins_where_its_first_element_stands() -> None:
     piece = WidenedSlots(ids([8, 9, 10, 11]), start=4).chunk(1, 3)
     assert (piece.ids.tolist(), piece.start) == ([9, 10], 5)
-
-
-def test_a_run_is_verified_for_each_number_of_ranks_by_itself() -> None:
-    slots, wide = WidenedSlots(ids([8, 9, 12, 13, 14])), DcpLayout(3, 2, num_pages=4)
-    for _ in range(2):
-        assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 6]  # agrees with positions
-        assert localize(slots, wide, 2).ids.tolist() == [2, 4]  # does not
 
 
 def test_slots_of_inference_mode_are_localized_and_looked_through_each_time() -> None:
@@ -246,14 +207,36 @@ def test_two_runs_are_not_compared_by_value() -> None:
     assert WidenedSlots(ids([8])) != WidenedSlots(ids([8]))
 
 
-def test_ids_on_a_device_are_looked_through_each_time() -> None:
-    # A kernel or a replayed graph writes to them, and torch counts neither.
-    slots, looked = WidenedSlots(torch.empty(3, dtype=torch.int64, device="meta")), 0
+def test_a_run_of_the_table_is_known_until_torch_writes_to_it() -> None:
+    run = WidenedSlots.of_table(ids([8, 9, 10, 11]), 0, LAYOUT)
+    assert run.verified_for(LAYOUT) and run.chunk(1, 3).verified_for(LAYOUT)
+    assert not run.verified_for(DcpLayout(2, page_size=2, num_pages=5))
+    assert not WidenedSlots(run.ids).verified_for(LAYOUT)
+    assert localize(run.chunk(1, 4), LAYOUT, 1).source.tolist() == [0, 2]
+    run.ids[3] = 12
+    assert not run.verified_for(LAYOUT)
+    assert localize(run, LAYOUT, 0).ids.tolist() == [4, 5, 6]
 
-    def verify(ids: torch.Tensor, dcp_size: int, start: int) -> bool:
-        nonlocal looked
-        looked += 1
-        return looked == 1
 
-    assert slots.agrees_with_positions(2, verify)
-    assert not slots.agrees_with_positions(2, verify)
+def test_a_run_of_the_table_made_under_inference_mode_is_looked_at_each_time() -> None:
+    with torch.inference_mode():
+        run = WidenedSlots.of_table(ids([8, 9]), 0, LAYOUT)
+        assert not run.verified_for(LAYOUT)
+    assert localize(run, LAYOUT, 1).ids.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    ("given", "start", "text"),
+    [
+        ([4, 5, 20], 0, r"widened slot must lie in \[4, 20\): got 20 at index 2"),
+        ([2, 3], 0, r"widened slot must lie in \[4, 20\): got 2 at index 0"),
+        ([5, 6], 0, "slot 5 at index 0 has owner 1, position 0 has 0"),
+        ([4, 5, 7], 2, "slot 7 at index 2 has owner 1, position 4 has 0"),
+    ],
+)
+def test_a_table_refuses_ids_that_are_no_run_of_the_layout(
+    given: list[int], start: int, text: str
+) -> None:
+    require_run(ids([4, 5, 16, 17]), 2, LAYOUT)
+    with pytest.raises(IndexSpaceError, match=text):
+        require_run(ids(given), start, LAYOUT)

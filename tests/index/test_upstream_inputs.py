@@ -12,18 +12,16 @@ from torch import Tensor
 from kvlab.errors import IndexSpaceError, LayoutError
 from kvlab.index import (
     DcpLayout,
+    Shard,
     WidenedSlots,
     filter_dcp_local_chunk_kv_indices,
     get_dcp_lens,
-    layout_for_rows,
     localize,
     localize_strided,
     maybe_dcp_kernel_indices,
     owned_elements,
     pages_of_free,
     remap_dcp_write_locations_fixed_shape,
-    require_paired,
-    rows_for_tokens,
 )
 
 from . import oracle
@@ -60,7 +58,7 @@ def test_chunk_filter_keeps_what_the_owner_mask_keeps(
 ) -> None:
     run = joined_runs(starts, lens, c)
     for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, c, rank)
+        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, Shard(c, rank))
         assert torch.equal(kept, run[run % c == rank])
 
 
@@ -69,24 +67,24 @@ def test_chunk_filter_keeps_as_many_as_the_lengths_say(c: int) -> None:
     starts, lens = [1365, 2730, 0], [1365, 900, 37]
     run = joined_runs(starts, lens, c)
     for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, c, rank)
-        assert len(kept) == int(get_dcp_lens(ids(lens), c, rank, ids(starts)).sum())
+        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, Shard(c, rank))
+        assert len(kept) == int(get_dcp_lens(ids(lens), Shard(c, rank), ids(starts)).sum())
 
 
 def test_a_stride_without_phase_has_the_wrong_count_on_every_rank_of_a_second_chunk() -> None:
     starts, lens, c = [2730] * 3, [1365] * 3, 8
     run = joined_runs(starts, lens, c)
     for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, c, rank)
+        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, Shard(c, rank))
         assert torch.equal(kept, run[run % c == rank])
         assert len(run[rank::c]) != len(kept)
 
 
 def test_without_dcp_the_same_object_comes_back() -> None:
     run = torch.arange(5)
-    assert filter_dcp_local_chunk_kv_indices(run, [0], [5], 1, 0) is run
-    assert maybe_dcp_kernel_indices(run, 1, 0) is run
-    assert get_dcp_lens(run, 1, 0) is run
+    assert filter_dcp_local_chunk_kv_indices(run, [0], [5], Shard(1, 0)) is run
+    assert maybe_dcp_kernel_indices(run, Shard(1, 0)) is run
+    assert get_dcp_lens(run, Shard(1, 0)) is run
 
 
 @pytest.mark.parametrize("c", (1, *C))
@@ -96,18 +94,22 @@ def test_lengths_equal_a_count_of_positions_one_by_one(start: int | None, c: int
     for rank in range(c):
         first = None if start is None else torch.full_like(lens, start)
         counted = [oracle.held_positions(start or 0, n, c, rank) for n in range(41)]
-        assert get_dcp_lens(lens, c, rank, first).tolist() == counted
+        assert get_dcp_lens(lens, Shard(c, rank), first).tolist() == counted
         if start is None:
-            assert torch.equal(get_dcp_lens(lens, c, rank), lens // c + (rank < lens % c).long())
+            assert torch.equal(
+                get_dcp_lens(lens, Shard(c, rank)), lens // c + (rank < lens % c).long()
+            )
 
 
 def test_writes_of_fixed_shape_send_what_is_not_owned_to_row_zero() -> None:
     run = ids([256, 257, 258, 259, 512, 513])
-    rows = [remap_dcp_write_locations_fixed_shape(run, 2, rank).tolist() for rank in range(2)]
+    rows = [
+        remap_dcp_write_locations_fixed_shape(run, Shard(2, rank)).tolist() for rank in range(2)
+    ]
     assert rows == [[128, 0, 129, 0, 256, 0], [0, 128, 0, 129, 0, 256]]
     for c, rank in [(0, 0), (2, 2)]:
         with pytest.raises(LayoutError):
-            remap_dcp_write_locations_fixed_shape(run, c, rank)
+            remap_dcp_write_locations_fixed_shape(run, Shard(c, rank))
 
 
 @pytest.mark.parametrize("prefixes", [[4, 8], [0, 4], [0, 0]])
@@ -117,15 +119,14 @@ def test_a_planned_prefix_is_each_requests_own_rows_one_after_the_other(
     table = torch.arange(40, 64).reshape(3, 8)
     runs = [table[request, :n] for request, n in zip([2, 0], prefixes, strict=True)]
     for rank in range(4):
-        rows = torch.cat([localize_strided(run, 4, rank) for run in runs])
+        rows = torch.cat([localize_strided(run, Shard(4, rank)) for run in runs])
         assert torch.equal(rows, torch.cat(runs)[rank::4] // 4)
 
 
 def test_four_allocations_of_a_widened_pool_stay_inside_the_buffer_of_a_rank() -> None:
-    layout = layout_for_rows(1024, dcp_size=4, page_size=P)
+    layout = DcpLayout(4, P, 1024 // P)
     assert (layout.capacity_tokens, layout.widened_page_size, layout.num_pages) == (4096, 256, 16)
     assert layout.rows_per_rank == 1024 + P
-    assert layout_for_rows(1024, 1, P) == DcpLayout(1, P, 16)
     for allocation in torch.arange(layout.first_slot, layout.slot_end).chunk(4):
         rows = torch.unique(allocation // 4)
         assert len(rows) * 4 == len(allocation)
@@ -135,14 +136,14 @@ def test_four_allocations_of_a_widened_pool_stay_inside_the_buffer_of_a_rank() -
 def test_live_rows_and_pages_of_a_batch_add_up() -> None:
     lens = ids([0, 1, 2, 3, 4, 63, 64, 65, 255, 256, 257, 515])
     layout = DcpLayout(4, P, num_pages=16)
-    local = torch.stack([get_dcp_lens(lens, 4, rank) for rank in range(4)])
+    local = torch.stack([get_dcp_lens(lens, Shard(4, rank)) for rank in range(4)])
     assert torch.equal(local.sum(0), lens)
     for tokens, held in zip(lens.tolist(), local.T.tolist(), strict=True):
-        allocated = rows_for_tokens(tokens, layout) // P
+        allocated = layout.pages_for(tokens)
         assert {allocated - -(-rows // P) for rows in held} <= {0, 1}
     aligned = ids([256, 512, 768, 1024])
     for rank in range(4):
-        assert torch.equal(get_dcp_lens(aligned, 4, rank) * 4, aligned)
+        assert torch.equal(get_dcp_lens(aligned, Shard(4, rank)) * 4, aligned)
 
 
 def test_a_backup_in_chunks_of_three_restores_the_rows_of_rank_one_and_no_others() -> None:
@@ -150,8 +151,8 @@ def test_a_backup_in_chunks_of_three_restores_the_rows_of_rank_one_and_no_others
     layers = [torch.arange(rows).double() + 100 * layer for layer in range(2)]
     before = [layer.clone() for layer in layers]
     old, new = torch.arange(12), torch.arange(12, 24)
-    saved = localize_strided(old, c, rank)
-    target = localize_strided(new, c, rank)
+    saved = localize_strided(old, Shard(c, rank))
+    target = localize_strided(new, Shard(c, rank))
     for layer in layers:
         pieces = [layer[saved[at : at + chunk]].clone() for at in range(0, len(saved), chunk)]
         layer[target] = torch.cat(pieces)
@@ -164,14 +165,16 @@ def test_a_backup_in_chunks_of_three_restores_the_rows_of_rank_one_and_no_others
 
 
 def test_ids_of_a_pool_that_are_rows_already_name_the_whole_buffer() -> None:
-    assert maybe_dcp_kernel_indices(torch.arange(8), 1, 0).tolist() == list(range(8))
+    assert maybe_dcp_kernel_indices(torch.arange(8), Shard(1, 0)).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("rank", range(8))
 def test_host_pool_page_one_is_rows_64_to_127_on_every_rank(rank: int) -> None:
-    assert maybe_dcp_kernel_indices(torch.arange(512, 1024), 8, rank).tolist() == [*range(64, 128)]
+    assert maybe_dcp_kernel_indices(torch.arange(512, 1024), Shard(8, rank)).tolist() == [
+        *range(64, 128)
+    ]
     # What the backup kernel sees of two pages.
-    assert maybe_dcp_kernel_indices(torch.arange(1024), 8, rank).tolist() == [*range(128)]
+    assert maybe_dcp_kernel_indices(torch.arange(1024), Shard(8, rank)).tolist() == [*range(128)]
     layout = DcpLayout(8, P, num_pages=16)
     rows = localize(WidenedSlots(torch.arange(512, 1024)), layout, rank)
     assert rows.ids.tolist() == [*range(64, 128)]
@@ -180,7 +183,7 @@ def test_host_pool_page_one_is_rows_64_to_127_on_every_rank(rank: int) -> None:
 @pytest.mark.parametrize("rank", range(8))
 def test_shuffled_whole_pages_give_each_rank_its_mask_and_an_eighth(rank: int) -> None:
     pages = torch.cat([torch.arange(page * 512, (page + 1) * 512) for page in (3, 0, 5)])
-    rows = maybe_dcp_kernel_indices(pages, 8, rank)
+    rows = maybe_dcp_kernel_indices(pages, Shard(8, rank))
     assert torch.equal(rows, pages[pages % 8 == rank] // 8)
     assert len(rows) * 8 == len(pages)
 
@@ -192,9 +195,10 @@ def test_tokens_stay_paired_when_both_lists_are_shuffled_and_sorted_by_host() ->
     host, device = host[order], device[order]
     by_host = torch.argsort(host)
     host, device = host[by_host], device[by_host]
-    require_paired(device, host, 8)
     for rank in range(8):
-        assert torch.equal(owned_elements(host, 8, rank), owned_elements(device, 8, rank))
+        assert torch.equal(
+            owned_elements(host, Shard(8, rank)), owned_elements(device, Shard(8, rank))
+        )
 
 
 def test_pages_of_ranges_that_touch_inside_a_page_are_freed_once() -> None:

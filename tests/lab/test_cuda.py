@@ -5,9 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from kvlab.engine.cells import FingerprintCells
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import FingerprintCells, NodeConfig, StepNode
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from kvlab.lab.crash import Code, CrashStudy

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import pytest
 import kvlab
 from kvlab.errors import StudyError
 from kvlab.files import clear_leftovers, whole_file
-from kvlab.lab import keep as keep_module
 from kvlab.lab.keep import Keep, code_digest, finished, point_key
 
 ROOT = Path(kvlab.__file__).parent
@@ -60,10 +60,8 @@ def test_a_module_that_is_moved_added_or_removed_changes_the_key(tmp_path: Path)
 def test_another_version_of_a_library_changes_the_key(
     library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    version = keep_module.metadata.version
-    monkeypatch.setattr(
-        keep_module.metadata, "version", lambda name: version(name) + "9" * (name == library)
-    )
+    version = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: version(name) + "9" * (name == library))
     assert digest() != code_digest()
 
 
@@ -108,7 +106,7 @@ def edited(data: bytes) -> bytes:
     ],
 )
 def test_what_does_not_verify_is_made_again_and_said_so(tmp_path: Path, damage: Any) -> None:
-    work = {key: partial(dict, VALUES, c=key) for key in ("one", "two")}
+    work: Any = {key: partial(dict, VALUES, c=key) for key in ("one", "two")}
     finished(work, keep=Keep(tmp_path), jobs=1)
     place = tmp_path / "one.kept"
     whole = place.read_bytes()
@@ -144,6 +142,7 @@ def test_a_folder_that_cannot_be_written_and_no_jobs_are_refused(tmp_path: Path)
 SWEEP = """
 import os, sys, time
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from kvlab.lab.keep import Keep, finished
 

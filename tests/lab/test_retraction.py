@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import StepNode
 from kvlab.engine.workload import (
     LengthModel,
     Lognormal,

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from kvlab.engine.events import simulate
+from kvlab.engine import simulate
 from kvlab.engine.workload import (
     Workload,
     generate_closed_loop,

@@ -4,10 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import Event, RunResult
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import CountingNode, Event, NodeConfig, RunResult, StepNode
 from kvlab.engine.workload import Request
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -33,7 +30,7 @@ def runs(draw: st.DrawFn) -> tuple[NodeConfig, RunResult]:
         host_full=draw(st.sampled_from(["abort", "recompute"])),
         step_time_s=1.0,
     )
-    return config, EventNode(config).run(requests, record=True)
+    return config, CountingNode(config).run(requests, record=True)
 
 
 @given(runs())
@@ -90,7 +87,7 @@ def test_a_run_that_mixes_both_ways_back_is_drawn_with_each_where_it_was() -> No
         host_capacity_tokens=3,
         host_full="recompute",
     )
-    run = EventNode(config).run([Request(rid, 0.0, 1, 5) for rid in range(6)], record=True)
+    run = CountingNode(config).run([Request(rid, 0.0, 1, 5) for rid in range(6)], record=True)
     table = intervals(run.events)
     away = table[(table["begin"] > 0) & (table["state"] != "running")]
     assert away[["rid", "state", "begin", "end"]].to_numpy().tolist() == [
@@ -113,13 +110,13 @@ def test_both_schedulers_give_the_same_intervals() -> None:
     config = NodeConfig(DcpLayout(4, 4, 32), reserved_decode_tokens=16)
     requests = [Request(i, 0.0, 16, 192) for i in range(4)]
     stepped = StepNode(config).run(requests, record=True)
-    jumped = EventNode(config).run(requests, record=True)
+    jumped = CountingNode(config).run(requests, record=True)
     assert intervals(stepped.events).equals(intervals(jumped.events))
 
 
 def test_the_worked_example_runs_three_steps_and_ends_with_nine_tokens() -> None:
     config = NodeConfig(LAYOUT, reserved_decode_tokens=0)
-    result = EventNode(config).run([Request(0, 0.0, 6, 4)], record=True)
+    result = CountingNode(config).run([Request(0, 0.0, 6, 4)], record=True)
     table = intervals(result.events)
     assert table.loc[table["state"] == "running"].to_dict("records") == [
         {

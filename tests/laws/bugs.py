@@ -18,8 +18,8 @@ BUGS = (
     Bug(
         "the stride forgets its phase",
         "index/localize.py",
-        "ids[(dcp_rank - start) % dcp_size :: dcp_size]",
-        "ids[dcp_rank::dcp_size]",
+        "ids[(shard.rank - start) % shard.dcp_size :: shard.dcp_size]",
+        "ids[shard.rank :: shard.dcp_size]",
         "tests/index/test_laws_localize.py::"
         "test_stride_equals_mask_for_any_run_from_any_start_on_shuffled_pages",
     ),
@@ -33,14 +33,14 @@ BUGS = (
     ),
     Bug(
         "lengths ignore the interleave",
-        "index/lens.py",
-        "end % turn - dcp_rank * interleave",
-        "end % turn - dcp_rank",
-        "tests/index/test_laws_lens.py::test_each_rank_holds_the_positions_that_are_its_own",
+        "index/layout.py",
+        "end % self.turn - self.rank * self.interleave",
+        "end % self.turn - self.rank",
+        "tests/index/test_laws_lengths.py::test_each_rank_holds_the_positions_that_are_its_own",
     ),
     Bug(
         "the hole is divided before it is tested",
-        "index/fixed.py",
+        "index/layout.py",
         "(ids >= 0) & ",
         "",
         "tests/index/test_laws_fixed.py::test_an_owned_id_becomes_its_row_and_all_else_a_hole",
@@ -62,7 +62,7 @@ BUGS = (
     Bug(
         "every rank writes row v // c of every slot",
         "memory/plans.py",
-        "mine = live[owned_elements(ids[live], layout.dcp_size, rank, layout.interleave)]",
+        "mine = live[owned_elements(ids[live], shard)]",
         "mine = live",
         "tests/memory/test_mla_pool.py::"
         "test_all_ranks_together_hold_each_token_once_and_nothing_else",
@@ -122,11 +122,10 @@ BUGS = (
     ),
     Bug(
         "the newest token is taken for cached",
-        "engine/books.py",
-        "self.request.prompt_tokens + self.generated - 1",
-        "self.request.prompt_tokens + self.generated",
-        "tests/engine/test_scheduler.py::"
-        "test_stepping_on_real_pools_gives_the_result_of_both_twins",
+        "engine/counting.py",
+        "return self.prompt + self.generated - 1",
+        "return self.prompt + self.generated",
+        "tests/engine/test_node.py::test_stepping_on_real_pools_gives_the_result_of_both_twins",
     ),
     Bug(
         "the request that has generated most is retracted",
@@ -137,10 +136,10 @@ BUGS = (
     ),
     Bug(
         "restored tokens stay on the host's books",
-        "engine/tally.py",
+        "engine/result.py",
         "self.host_tokens -= kv_tokens",
         "self.host_tokens -= 0",
-        "tests/engine/test_events.py::test_jumping_gives_the_result_of_stepping",
+        "tests/engine/test_counting.py::test_jumping_gives_the_result_of_stepping",
     ),
     Bug(
         "an empty shard reported as +inf takes all the weight",
@@ -175,7 +174,7 @@ BUGS = (
     ),
     Bug(
         "a restore with other bits is counted as the same",
-        "lab/drift/cells.py",
+        "lab/drift/faults.py",
         "self.different += 1",
         "self.same += 1",
         "tests/lab/drift/test_runs.py::"

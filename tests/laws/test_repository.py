@@ -24,9 +24,8 @@ TOOLS = {
     "myst-nb": "Sphinx, as its reader",
     "safetensors": "transformers, for checkpoints without pickle",
     "sphinx": "the site, which is being moved to it",
-    "typer": "the command line, which is being moved to it",
 }
-MAX_LINES = 300
+MAX_LINES = 500
 
 # A path of one machine, and the host of a package registry. Neither matches its own text.
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:work|farm|tmp|root|home|opt|Users)/[\w.]")
@@ -131,7 +130,7 @@ def test_the_package_says_the_version_of_the_project_and_so_does_the_changelog()
     assert f"## [{PROJECT['version']}]" in changelog
 
 
-def test_no_module_is_longer_than_three_hundred_lines() -> None:
+def test_no_module_is_longer_than_five_hundred_lines() -> None:
     lengths = {
         path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
         for path in (ROOT / "kvlab").rglob("*.py")

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from kvlab.errors import IndexSpaceError, LayoutError, PoolError
-from kvlab.index import layout_for_rows
+from kvlab.index import DcpLayout
 
 from .support import allocator, got, ids, pages_in_order, state
 
 
 @pytest.mark.parametrize(("c", "size", "page"), [(1, 1024, 64), (4, 4096, 256)])
 def test_sixteen_pages_of_the_same_rows_at_any_dcp_size(c: int, size: int, page: int) -> None:
-    layout = layout_for_rows(1024, c, 64)
+    layout = DcpLayout(c, 64, 1024 // 64)
     a = allocator(layout)
     assert (a.available_size(), a.page_size, layout.num_pages) == (size, page, 16)
     seen: list[int] = []
@@ -30,7 +30,7 @@ def test_sixteen_pages_of_the_same_rows_at_any_dcp_size(c: int, size: int, page:
     [(0, 0), *((n, 1) for n in (1, 2, 3, 4, 63, 64, 65, 255, 256)), (257, 2), (515, 3)],
 )
 def test_a_length_takes_its_pages_and_no_more(tokens: int, pages: int) -> None:
-    a = allocator(layout_for_rows(1024, 4, 64))
+    a = allocator(DcpLayout(4, 64, 1024 // 64))
     assert got(a.alloc_extend(0, tokens)) == list(range(256, 256 + tokens))
     assert a.used_pages == pages
     assert a.available_size() == (16 - pages) * 256

@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 
-from kvlab.engine.cells import FingerprintCells
+from kvlab.engine import FingerprintCells
 from kvlab.errors import BackupError, IndexSpaceError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (

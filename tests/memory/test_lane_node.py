@@ -2,9 +2,7 @@
 
 import pytest
 
-from kvlab.engine.cells import FingerprintCells
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
+from kvlab.engine import FingerprintCells, NodeConfig, StepNode
 from kvlab.engine.workload import Request
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout
@@ -36,7 +34,7 @@ def test_the_node_does_what_one_with_immediate_copies_does(
     plain = FingerprintCells(LAYOUT, layers=2, host_bytes=host_bytes)
     assert result == StepNode(CONFIG, plain, check_every_step=True).run(REQUESTS)
     assert result.counters.retracted_requests + result.counters.declined_backups > 0
-    assert node.books.audit() == held.audit() == []
+    assert node.audit() == held.audit() == []
     assert [pool.host.lent_bytes for pool in held.pools] == [0] * 4
 
 

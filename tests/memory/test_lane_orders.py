@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine.cells import FingerprintCells
+from kvlab.engine import FingerprintCells
 from kvlab.errors import BackupError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (

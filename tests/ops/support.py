@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import BackendError
-from kvlab.ops import CheckFlag, OpSpec, choose
+from kvlab.ops import Backend, CheckFlag, OpSpec, choose
 from kvlab.ops.spec import Inputs, Sizes
 
+TRITON: list[Backend] = ["triton"]
 _BAND = 512  # bytes before and behind each tensor: a row or more of most specs
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvlab.errors import BackendError, IndexSpaceError, LayoutError
+from kvlab.index import Shard
 from kvlab.ops import (
     CheckFlag,
     as_words,
@@ -15,9 +16,7 @@ from kvlab.ops import (
     localize_run,
     merge_partials,
     merge_stacked,
-    owned_count,
     remap_topk,
-    run_elements,
     scatter_rows,
     set_mla_kv_buffer,
 )
@@ -28,30 +27,43 @@ IDS = torch.arange(8, 14)
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
-        (lambda: owned_count(-1, 2, 0), LayoutError, "n must be at least 0: a token count"),
-        (lambda: owned_count(3, 2, 2), LayoutError, r"dcp_rank must lie in \[0, 2\)"),
-        (lambda: run_elements(3, 2, 0, -4), LayoutError, "start must be at least 0"),
-        (lambda: run_elements(3, 2, 0, 0, 0), LayoutError, "interleave must be at least 1"),
-        (lambda: localize_run(IDS, 2, 5), LayoutError, r"dcp_rank must lie in \[0, 2\)"),
-        (lambda: localize_run(IDS.float(), 2, 0), IndexSpaceError, "ids must be int64 or int32"),
-        (lambda: localize_run(IDS[None], 2, 0), IndexSpaceError, r"ids must have shape \(n,\)"),
+        (lambda: Shard(2, 0, 0).elements(3, 0), LayoutError, "interleave must be at least 1"),
+        (lambda: localize_run(IDS, Shard(2, 5)), LayoutError, r"rank must lie in \[0, 2\)"),
         (
-            lambda: localize_run(IDS, 2, 0, bounds=(4, 9)),
+            lambda: localize_run(IDS.float(), Shard(2, 0)),
+            IndexSpaceError,
+            "ids must be int64 or int32",
+        ),
+        (
+            lambda: localize_run(IDS[None], Shard(2, 0)),
+            IndexSpaceError,
+            r"ids must have shape \(n,\)",
+        ),
+        (
+            lambda: localize_run(IDS, Shard(2, 0), bounds=(4, 9)),
             LayoutError,
             r"bounds are checked into a flag: got bounds=\(4, 9\) and no flag; pass flag=CheckFlag",
         ),
         (
-            lambda: localize_run(IDS, 2, 0, bounds=(-1, 9), flag=CheckFlag("cpu")),
+            lambda: localize_run(IDS, Shard(2, 0), bounds=(-1, 9), flag=CheckFlag("cpu")),
             LayoutError,
             r"bounds\[0\] must be at least 0: the lowest slot that is right; got bounds\[0\]=-1",
         ),
         (
-            lambda: localize_run(IDS, 2, 0, bounds=(9, 4), flag=CheckFlag("cpu")),
+            lambda: localize_run(IDS, Shard(2, 0), bounds=(9, 4), flag=CheckFlag("cpu")),
             LayoutError,
             r"bounds\[1\] must be at least 9: one past the highest slot that is right",
         ),
-        (lambda: localize_fixed_shape(IDS, 2, 0, 1, -2), LayoutError, "hole must be at least -1"),
-        (lambda: remap_topk(IDS.float(), 2, 0), IndexSpaceError, "topk must be int64 or int32"),
+        (
+            lambda: localize_fixed_shape(IDS, Shard(2, 0, 1), hole=-2),
+            LayoutError,
+            "hole must be at least -1",
+        ),
+        (
+            lambda: remap_topk(IDS.float(), Shard(2, 0)),
+            IndexSpaceError,
+            "topk must be int64 or int32",
+        ),
         (
             lambda: merge_partials([]),
             IndexSpaceError,
@@ -63,12 +75,12 @@ IDS = torch.arange(8, 14)
             "lse must have the shape of out without its last axis",
         ),
         (
-            lambda: localize_run(IDS, 2, 0, backend="cuda"),  # type: ignore[arg-type]
+            lambda: localize_run(IDS, Shard(2, 0), backend="cuda"),  # type: ignore[arg-type]
             BackendError,
             "backend must be 'torch', 'triton' or None: got 'cuda'; None chooses",
         ),
         (
-            lambda: localize_run(IDS, 2, 0, flag=CheckFlag("meta")),
+            lambda: localize_run(IDS, Shard(2, 0), flag=CheckFlag("meta")),
             BackendError,
             "the tensors of one op must be on one device: got one on cpu and one on meta",
         ),
@@ -206,7 +218,6 @@ def test_rows_that_begin_off_the_word_are_refused() -> None:
             r"the buffer must have a row for every slot below slot_end: got 8 rows for slot_end=17",
         ),
         ({"ids": IDS[:3].float()}, IndexSpaceError, "ids must be int64 or int32"),
-        ({"dcp_rank": 2}, LayoutError, r"dcp_rank must lie in \[0, 2\)"),
         ({"flag": CheckFlag("meta")}, BackendError, "must be on one device"),
     ],
 )
@@ -215,7 +226,7 @@ def test_a_write_that_does_not_fit_is_told_why(
 ) -> None:
     given = {
         "layer": torch.zeros(8, 6), "ids": IDS[:3], "k_nope": torch.zeros(3, 4),
-        "k_rope": torch.zeros(3, 2), "dcp_size": 2, "dcp_rank": 0, "first_slot": 4,
+        "k_rope": torch.zeros(3, 2), "shard": Shard(2, 0), "first_slot": 4,
         "slot_end": 16, **changed,
     }  # fmt: skip
     with pytest.raises(error, match=text):
@@ -236,9 +247,21 @@ def test_the_bound_on_the_rows_is_exact_for_every_slot_end(c: int, interleave: i
             if rows < needed:
                 with pytest.raises(LayoutError, match="must have a row for every slot"):
                     set_mla_kv_buffer(
-                        layer, none, some, some, c, 0, interleave, first_slot=0, slot_end=slot_end
+                        layer,
+                        none,
+                        some,
+                        some,
+                        Shard(c, 0, interleave),
+                        first_slot=0,
+                        slot_end=slot_end,
                     )
             else:
                 set_mla_kv_buffer(
-                    layer, none, some, some, c, 0, interleave, first_slot=0, slot_end=slot_end
+                    layer,
+                    none,
+                    some,
+                    some,
+                    Shard(c, 0, interleave),
+                    first_slot=0,
+                    slot_end=slot_end,
                 )

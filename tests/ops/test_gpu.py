@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kvlab.index import Shard
 from kvlab.ops import (
     CheckFlag,
     gather_rows,
@@ -21,25 +22,25 @@ pytestmark = [
 
 def test_a_graph_captures_the_fixed_shape_and_replays_it_on_new_ids() -> None:
     ids = torch.randint(-1, 1000, (512,), device="cuda")
-    localize_fixed_shape(ids, 4, 1)  # compiled before the capture
+    localize_fixed_shape(ids, Shard(4, 1))  # compiled before the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        rows = localize_fixed_shape(ids, 4, 1)
+        rows = localize_fixed_shape(ids, Shard(4, 1))
     for _ in range(3):
         ids.copy_(torch.randint(-1, 1000, (512,)))
         graph.replay()
-        assert torch.equal(rows, localize_fixed_shape(ids, 4, 1, backend="torch"))
+        assert torch.equal(rows, localize_fixed_shape(ids, Shard(4, 1), backend="torch"))
 
 
 def test_cuda_tensors_are_served_by_the_twins(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvlab.ops.kernels import localize, merge, rows, topk
+    from kvlab.ops.kernels import localize, merge, rows
 
     served: list[str] = []
     for module, name in (
         (localize, "localize_run"),
         (localize, "localize_fixed_shape"),
-        (topk, "remap_topk"),
+        (localize, "remap_topk"),
         (rows, "copy_rows"),
         (merge, "merge_stacked"),
     ):
@@ -52,9 +53,9 @@ def test_cuda_tensors_are_served_by_the_twins(monkeypatch: pytest.MonkeyPatch) -
 
         monkeypatch.setattr(module, name, note)
     ids = torch.arange(8, device="cuda")
-    localize_run(ids, 2, 0)
-    localize_fixed_shape(ids, 2, 0)
-    remap_topk(ids[None], 2, 0)
+    localize_run(ids, Shard(2, 0))
+    localize_fixed_shape(ids, Shard(2, 0))
+    remap_topk(ids[None], Shard(2, 0))
     buffer = torch.zeros(1, 8, 4, device="cuda")
     gather_rows(buffer, ids, torch.empty(8, 4, device="cuda"), block_rows=8, page_size=1)
     merge_stacked(torch.zeros(2, 3, 4, device="cuda"), torch.zeros(2, 3, device="cuda"))
@@ -65,10 +66,10 @@ def test_cuda_tensors_are_served_by_the_twins(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_checked_run_does_not_wait_for_the_device() -> None:
     ids, flag = torch.arange(3, 4099, device="cuda"), CheckFlag("cuda")
-    localize_run(ids, 8, 3, 3, flag=flag)  # compiled before the watch
+    localize_run(ids, Shard(8, 3), 3, flag=flag)  # compiled before the watch
     torch.cuda.set_sync_debug_mode("error")
     try:
-        rows = localize_run(ids, 8, 3, 3, flag=flag)
+        rows = localize_run(ids, Shard(8, 3), 3, flag=flag)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert flag.read() is None

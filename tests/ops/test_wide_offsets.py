@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlab.attn import merge_stacked
+from kvlab.index import Shard
 from kvlab.ops import CheckFlag, gather_rows, scatter_rows, set_mla_kv_buffer
 from tests.ops.support import needs_interpreter
 
@@ -59,9 +60,16 @@ def test_a_token_beyond_2_to_the_31_elements_is_stored(device: str) -> None:
     parts = torch.randint(0, 256, (3, e), dtype=torch.uint8).to(device)
     flag = CheckFlag(device)
     set_mla_kv_buffer(
-        layer, ids, parts[:, :1000], parts[:, 1000:], c, 0, first_slot=c, slot_end=c * rows,
-        flag=flag, backend="triton",
-    )  # fmt: skip
+        layer,
+        ids,
+        parts[:, :1000],
+        parts[:, 1000:],
+        Shard(c, 0),
+        first_slot=c,
+        slot_end=c * rows,
+        flag=flag,
+        backend="triton",
+    )
     assert flag.read() is None
     assert torch.equal(layer[rows - 1], parts[0])
     assert torch.equal(layer[3], parts[1])

@@ -5,17 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.index import DcpLayout
-from kvlab.ops import CheckFlag, set_mla_kv_buffer
-from tests.ops.support import twin_can_run
+from kvlab.index import DcpLayout, Shard
+from kvlab.ops import Backend, CheckFlag, set_mla_kv_buffer
+from tests.ops.support import TRITON, twin_can_run
 
-BACKENDS = ["torch", *(["triton"] if twin_can_run() else [])]
+BACKENDS: list[Backend] = ["torch", *(TRITON if twin_can_run() else [])]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @given(c=st.integers(1, 8), interleave=st.integers(1, 3), n=st.integers(0, 40))
 def test_all_ranks_together_store_each_token_once_and_touch_nothing_else(
-    backend: str, c: int, interleave: int, n: int
+    backend: Backend, c: int, interleave: int, n: int
 ) -> None:
     layout = DcpLayout(c, 2 * interleave, 4, interleave)
     ids = layout.first_slot + torch.randperm(layout.capacity_tokens)[:n]
@@ -26,9 +26,16 @@ def test_all_ranks_together_store_each_token_once_and_touch_nothing_else(
         layer = torch.full((layout.rows_per_rank, 8), -7.0)
         flag = CheckFlag("cpu")
         set_mla_kv_buffer(
-            layer, ids, nope, rope, c, rank, interleave, first_slot=layout.first_slot,
-            slot_end=layout.slot_end, flag=flag, backend=backend,  # type: ignore[arg-type]
-        )  # fmt: skip
+            layer,
+            ids,
+            nope,
+            rope,
+            Shard(c, rank, interleave),
+            first_slot=layout.first_slot,
+            slot_end=layout.slot_end,
+            flag=flag,
+            backend=backend,
+        )
         assert flag.read() is None
         for at, slot in enumerate(ids.tolist()):
             if slot >= layout.first_slot and layout.owner(slot) == rank:
@@ -43,7 +50,7 @@ def test_all_ranks_together_store_each_token_once_and_touch_nothing_else(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("bad", "at"), [(-2, 1), (16, 2), (2**40, 0), (-(2**60), 3)])
 def test_an_id_out_of_bounds_is_told_by_every_rank_and_stored_by_none(
-    backend: str, bad: int, at: int
+    backend: Backend, bad: int, at: int
 ) -> None:
     ids = torch.tensor([4, 5, 6, 7])
     ids[at] = bad
@@ -52,9 +59,16 @@ def test_an_id_out_of_bounds_is_told_by_every_rank_and_stored_by_none(
         flag = CheckFlag("cpu")
         ones = torch.ones(4, 3)
         set_mla_kv_buffer(
-            layer, ids, ones, ones[:, :1], 2, rank, first_slot=4, slot_end=16, flag=flag,
-            backend=backend,  # type: ignore[arg-type]
-        )  # fmt: skip
+            layer,
+            ids,
+            ones,
+            ones[:, :1],
+            Shard(2, rank),
+            first_slot=4,
+            slot_end=16,
+            flag=flag,
+            backend=backend,
+        )
         assert flag.read() == at
         mine = [i for i in ids.tolist() if 4 <= i < 16 and i % 2 == rank]
         assert int(layer.any(dim=1).sum()) == len(mine)

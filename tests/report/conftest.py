@@ -7,7 +7,6 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from kvlab.cli.program import full_parser
 from kvlab.report import Report, build_report
 from kvlab.report.execute import Progress
 
@@ -36,7 +35,7 @@ PANEL = (
     "panel = Panel(draw, points=range(2, 9))\n"
     "panel",
     "data = pd.DataFrame({'points': [2]})\n"
-    "saved = save_figure(panel.figure(), 'the_points', data, origin)\n"
+    "saved = save_figure(panel.drawing().figure, 'the_points', data, origin)\n"
     "print(record('points', 'There are {n} points.', {'n': 2}))",
 )
 FAILING = ("%# Fails\n\nWhere?", "a = 1", "raise ValueError('line one\\nthe last line')")
@@ -87,5 +86,4 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
         trace=trace,
         notebooks=[root / "notebooks"],
         progress=Progress(3, io.StringIO()),
-        commands=full_parser(),
     )

@@ -43,9 +43,7 @@ def test_a_report_has_an_index_each_notebook_each_figure_and_a_manifest(report: 
 
 @pytest.mark.notebook
 def test_no_page_loads_anything_from_the_network_or_runs_a_script(report: Report) -> None:
-    assert {"index.html", "03_trace.html", "figures.html", "commands.html"} <= {
-        page.name for page in pages(report)
-    }
+    assert {"index.html", "03_trace.html", "figures.html"} <= {page.name for page in pages(report)}
     for page in pages(report):
         text = page.read_text(encoding="utf-8")
         assert external_loads(text) == [], page.name

@@ -58,7 +58,7 @@ def test_every_local_picture_and_text_that_the_readme_links_is_there() -> None:
 def test_the_pages_that_the_readme_links_are_pages_of_the_site() -> None:
     pages = set(re.findall(r"\(build/report/([^)]+)\)", README))
     site = {"index.html", "figures.html", "glossary.html", "troubleshooting.html"}
-    assert pages == site | {"api/index.html", "commands.html"}
+    assert pages == site | {"api/index.html"}
 
 
 @pytest.mark.parametrize("name", PICTURES)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from pygments.styles import get_style_by_name  # type: ignore[import-untyped]
 
-from kvlab.cli.program import full_parser
 from kvlab.lab.origin import collect_origin
 from kvlab.report.content import Chapter, Content, write_site
 from kvlab.report.pages import describe
@@ -36,7 +35,7 @@ def write_committed(folder: Path) -> Path:
     documents = {d: p for d in DOCUMENTS if (p := find_beside(paths, d.file)) is not None}
     origin = collect_origin("kvlab report", None, {})
     figures = figure_registry(folder / "figures")
-    content = Content(tuple(chapters), documents, figures, (), origin, 1.0, None, full_parser())
+    content = Content(tuple(chapters), documents, figures, (), origin, 1.0, None, None)
     write_site(folder, content)
     (folder / "manifest.json").write_text("{}")
     return folder
@@ -56,7 +55,7 @@ def test_every_page_has_the_same_navigation(site: Path) -> None:
         seen.add(nav.replace('href="../', 'href="'))
         assert 'aria-current="' in text, path.name
     assert len(seen) == 1
-    assert {"troubleshooting.html", "glossary.html", "api/index.html", "commands.html"} <= set(
+    assert {"troubleshooting.html", "glossary.html", "api/index.html"} <= set(
         re.findall(r'href="([^"]+)"', seen.pop())
     )
 

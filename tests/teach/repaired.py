@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 
 from kvlab.index import merge_touching
-from kvlab.teach import judges
-from kvlab.teach.checking import Verdict
+from kvlab.teach import suspects
+from kvlab.teach.exercise import Verdict
 from kvlab.teach.suspects import (
     DecodeBatch,
     PageAllocator,
@@ -69,10 +69,10 @@ class GoodArena(ReusingArena):
 
 Judge = Callable[..., Verdict]
 PAIRS: dict[str, tuple[Judge, type, type]] = {
-    "a-test-that-sees-it": (judges.restore_exposes, RetractionPool, GoodPool),
-    "mid-page-seam": (judges.seam_exposes, PageAllocator, GoodAllocator),
-    "books-of-the-scheduler": (judges.batch_exposes, DecodeBatch, GoodBatch),
-    "merge-of-three": (judges.merge_exposes, TreeMerge, GoodMerge),
-    "a-full-host": (judges.leak_exposes, RankBackups, GoodBackups),
-    "arena-over-its-bound": (judges.arena_exposes, ReusingArena, GoodArena),
+    "a-test-that-sees-it": (suspects.restore_exposes, RetractionPool, GoodPool),
+    "mid-page-seam": (suspects.seam_exposes, PageAllocator, GoodAllocator),
+    "books-of-the-scheduler": (suspects.batch_exposes, DecodeBatch, GoodBatch),
+    "merge-of-three": (suspects.merge_exposes, TreeMerge, GoodMerge),
+    "a-full-host": (suspects.leak_exposes, RankBackups, GoodBackups),
+    "arena-over-its-bound": (suspects.arena_exposes, ReusingArena, GoodArena),
 }

@@ -62,9 +62,9 @@ def test_floats_decide_a_tie_of_copying_and_computing_as_fractions_do() -> None:
     ex = exercise("break-even")
     ties = 0
     for number in range(1000):
-        inputs = ex.task.inputs("ties", number, number // 100)
+        inputs = ex.inputs("ties", number, number // 100)
         b, c, mb, fixed, per_s = (int(x) for x in inputs.values())  # type: ignore[call-overload]
-        n = ex.task.expected(inputs)
+        n = ex.expected(inputs)
         assert isinstance(n, int)
         if n > 1 and math.isclose(
             per_n := (n - 1) * 1e6 / per_s, 2 * (fixed + (n - 1) * b / c / mb)

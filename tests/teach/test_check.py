@@ -11,7 +11,7 @@ import pytest
 
 from kvlab.teach import EXERCISES, Exercise, exercise, progress
 from kvlab.teach.answers import difference, plain
-from kvlab.teach.checking import first_difference, is_unfilled
+from kvlab.teach.exercise import first_difference, is_unfilled
 
 every_exercise = pytest.mark.parametrize("ex", EXERCISES.values(), ids=lambda ex: ex.name)
 
@@ -133,7 +133,7 @@ def endless(v: int, c: int) -> Any:
 
 def test_a_loop_that_never_ends_is_cut_off_and_said_to_be_that() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    task = replace(exercise("owner-by-hand").task, seconds=0.05)
+    task = replace(exercise("owner-by-hand"), seconds=0.05)
     assert not is_unfilled(task, endless, seed=1)
     found = first_difference(task, endless, seed=1)
     assert found is not None and found.crashed

@@ -17,10 +17,8 @@ import pytest
 import torch
 
 from kvlab.teach import exercise
-from kvlab.teach.answers import difference, plain
-from kvlab.teach.checking import first_difference
-from kvlab.teach.display import cut, short, spelled
-from kvlab.teach.limits import KEPT, bounded
+from kvlab.teach.answers import cut, difference, plain, short, spelled
+from kvlab.teach.exercise import KEPT, bounded, first_difference
 
 BY_HAND = exercise("owner-by-hand")
 
@@ -122,7 +120,7 @@ def test_a_loop_that_swallows_every_error_is_cut_off_all_the_same() -> None:
         while True:
             v += c
 
-    task = replace(BY_HAND.task, seconds=0.05)
+    task = replace(BY_HAND, seconds=0.05)
     found = first_difference(task, yours, seed=1)
     assert found is not None and found.words == "your code had not ended after 0.05 s"
     assert swallowed == ["OutOfTime"] * 3
@@ -132,13 +130,13 @@ def test_a_loop_that_swallows_every_error_is_cut_off_all_the_same() -> None:
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers: no bound")
 def test_an_answer_that_would_keep_its_judge_busy_is_cut_off() -> None:
     ex = exercise("books-of-the-scheduler")
-    task = replace(ex.task, seconds=0.2)
+    task = replace(ex, seconds=0.2)
     found = first_difference(task, lambda c, P: ([[P * c, 1]] * 20_000, 0), seed=1)
     assert found is not None and "not ended after 0.2 s" in found.words
 
 
 def test_a_right_answer_that_takes_too_long_for_all_inputs_is_said_to_be_slow() -> None:
-    task = replace(BY_HAND.task, whole=0.0)
+    task = replace(BY_HAND, whole=0.0)
     found = first_difference(task, BY_HAND.answer, seed=1)
     assert found is not None
     assert found.words == "your code is right, and too slow: 1 of 100 inputs took 0 s"
@@ -147,9 +145,9 @@ def test_a_right_answer_that_takes_too_long_for_all_inputs_is_said_to_be_slow() 
 def test_true_is_no_number_where_one_is_judged() -> None:
     ex = exercise("books-of-the-scheduler")
     answers: list[Any] = [[[[9, 5], [4, True]], 0], [[[9, 5], [4, 1]], False]]
-    assert ex.task.verdict(ex.example_answer(), ex.example).right  # type: ignore[arg-type]
+    assert ex.verdict(ex.example_answer(), ex.example).right  # type: ignore[arg-type]
     for answer in answers:
-        assert not ex.task.verdict(answer, {"c": 2, "P": 2}).right
+        assert not ex.verdict(answer, {"c": 2, "P": 2}).right
 
 
 @pytest.mark.parametrize(

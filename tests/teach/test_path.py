@@ -8,7 +8,7 @@ import pytest
 from kvlab.errors import KvlabError
 from kvlab.teach import EXERCISES, Exercise, exercise, exercises_of
 from kvlab.teach.answers import plain
-from kvlab.teach.checking import SIZES
+from kvlab.teach.exercise import SIZES
 
 NOTEBOOKS = (
     "00_start_here",
@@ -63,21 +63,21 @@ def test_a_spec_says_what_to_fill_in_gives_an_example_and_ends_with_how_to_check
 
 @every_exercise
 def test_the_worked_example_is_right_when_it_is_computed(ex: Exercise) -> None:
-    verdict = ex.task.verdict(plain(ex.task.answer(ex.answer, ex.example)), ex.example)
+    verdict = ex.verdict(plain(ex.answered(ex.answer, ex.example)), ex.example)
     assert verdict.right, verdict.words
 
 
 @every_exercise
 def test_the_signature_has_the_inputs_in_the_order_in_which_they_are_given(ex: Exercise) -> None:
     names = re.findall(r"\w+(?=[,)])", ex.signature)
-    assert list(ex.example) == list(ex.task.inputs(1, 0, 0))
+    assert list(ex.example) == list(ex.inputs(1, 0, 0))
     if ex.run is None:
         assert names == list(ex.example)
 
 
 @every_exercise
 def test_inputs_are_fresh_small_at_first_and_the_same_for_one_seed(ex: Exercise) -> None:
-    task = ex.task
+    task = ex
     assert str(task.inputs(3, 4, 5)) == str(task.inputs(3, 4, 5))
     drawn = {str(task.inputs(seed, 0, SIZES - 1)) for seed in range(30)}
     assert len(drawn) > 15

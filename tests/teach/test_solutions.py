@@ -9,7 +9,7 @@ import torch
 
 from kvlab.teach import EXERCISES, Exercise, exercise
 from kvlab.teach.answers import plain
-from kvlab.teach.checking import weight
+from kvlab.teach.exercise import weight
 from tests.teach.repaired import PAIRS, Judge
 from tests.teach.wrong import WRONG
 
@@ -43,7 +43,7 @@ def as_shown(value: object) -> bool:
 def test_a_function_is_given_what_its_task_shows_plain_numbers_words_and_lists(
     ex: Exercise,
 ) -> None:
-    drawn = [ex.task.inputs(7, number, number % 10) for number in range(20)]
+    drawn = [ex.inputs(7, number, number % 10) for number in range(20)]
     for inputs in (ex.example, *drawn):
         assert all(as_shown(value) for value in inputs.values()), inputs
 
@@ -63,18 +63,18 @@ def test_a_classical_mistake_fails_with_a_difference_that_is_true(name: str, mis
         assert found is not None
         inputs = dict(found.inputs)
         if not found.crashed:
-            answer = plain(ex.task.answer(wrong, inputs))
+            answer = plain(ex.answered(wrong, inputs))
             assert str(found.yours) == str(answer)
-            verdict = ex.task.verdict(answer, inputs)
+            verdict = ex.verdict(answer, inputs)
             assert (verdict.right, verdict.words) == (False, found.words)
             assert "cannot be tried" not in found.words
         if ex.judge is None:
-            meant = plain(ex.task.answer(ex.answer, inputs))
-            assert ex.task.verdict(meant, inputs).right
-            assert str(found.spec) == str(ex.task.expected(inputs))
+            meant = plain(ex.answered(ex.answer, inputs))
+            assert ex.verdict(meant, inputs).right
+            assert str(found.spec) == str(ex.expected(inputs))
         else:
-            right = plain(ex.task.answer(ex.answer, inputs))
-            assert ex.task.verdict(right, inputs).right
+            right = plain(ex.answered(ex.answer, inputs))
+            assert ex.verdict(right, inputs).right
         for text in (repr(result), result._repr_html_()):
             assert "yours" in text and f"seed={seed}" in text
 
@@ -105,8 +105,8 @@ class Remembering:
         self.table: dict[str, Any] = {}
         for seed in range(1000, 1012):
             for number in range(100):
-                inputs = ex.task.inputs(seed, number, number // 10)
-                self.table[str(list(inputs.values()))] = ex.task.answer(ex.answer, inputs)
+                inputs = ex.inputs(seed, number, number // 10)
+                self.table[str(list(inputs.values()))] = ex.answered(ex.answer, inputs)
 
     def __call__(self, *given: object) -> Any:
         return self.table.get(str(list(given)), next(iter(self.table.values())))
@@ -159,7 +159,7 @@ def test_the_suspect_is_exposed_by_the_solution_and_without_its_bug_by_nothing(n
     ex = exercise(name)
     assert ex.judge is judge
     for number in range(60):
-        inputs = ex.task.inputs("pairs", number, number // 6)
+        inputs = ex.inputs("pairs", number, number // 6)
         answers = [ex.answer, *WRONG[name].values()]
         for answer in answers:
             given = plain(answer(*inputs.values()))

@@ -5,11 +5,10 @@ from functools import cache
 import numpy as np
 import pandas as pd
 
-from kvlab.engine.events import EventNode
-from kvlab.engine.policy import NodeConfig
+from kvlab.engine import CountingNode, NodeConfig
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
-from kvlab.lab.drift.conditions import CONDITIONS, Condition
+from kvlab.lab.drift import CONDITIONS, Condition, Point
 from kvlab.lab.drift.tables import RunData, position_rows, request_rows, summary_row, token_rows
 
 SIZES = (1, 4)
@@ -26,7 +25,7 @@ def run(known: Condition, size: int, dtype: str) -> RunData:
     forced = 3 if known.schedule == "forced" else None
     config = NodeConfig(DcpLayout(size, 4, 400), concurrency=None, max_running=8,
                         reserved_decode_tokens=8, force_retract_interval=forced)  # fmt: skip
-    events = EventNode(config).run(REQUESTS, record=True).events
+    events = CountingNode(config).run(REQUESTS, record=True).events
     back = {e.rid: e.tokens + 1 - PROMPTS[e.rid] for e in events if e.kind == "resume"}
     rng = np.random.default_rng(0)
     acts = known.defect is not None and known.defect.can_act(size)
@@ -41,7 +40,7 @@ def run(known: Condition, size: int, dtype: str) -> RunData:
         drift.append(values)
     same = tuple(np.zeros(len(values), np.int64) for values in drift)
     said = tuple(tuple(range(request.output_tokens)) for request in REQUESTS)
-    return RunData(tuple(drift), tuple(d * d for d in drift), same, said, tuple(events))
+    return RunData(PROMPTS, tuple(drift), tuple(d * d for d in drift), same, said, tuple(events))
 
 
 @cache
@@ -53,19 +52,14 @@ def tables() -> dict[str, pd.DataFrame]:
         for size in SIZES:
             for dtype in known.dtypes:
                 made = run(known, size, dtype)
-                key = {
-                    "condition": known.name,
-                    "defect": known.defect.name if known.defect else "",
-                    "dcp_size": size,
-                    "dtype": dtype,
-                }
+                key = Point(known, size, dtype).key
                 said = [tuple(range(request.output_tokens)) for request in REQUESTS]
-                found = request_rows(made, PROMPTS, FLOORS[dtype], said)
+                found = request_rows(made, FLOORS[dtype], said)
                 rows = pd.DataFrame([{**key, **row} for row in found])
                 fixed = run(twins[known.fixed], size, dtype)
                 summary.append({**key, **summary_row(made, rows, FLOORS[dtype], fixed)})
                 requests.append(rows)
-                positions += [{**key, **row} for row in position_rows(made, PROMPTS)]
+                positions += [{**key, **row} for row in position_rows(made)]
     one = run(twins["forced_before_fix"], 4, "float32")
     texts = [tuple(TEXT[i % len(TEXT)] for i in range(r.output_tokens)) for r in REQUESTS]
     return {
@@ -76,5 +70,5 @@ def tables() -> dict[str, pd.DataFrame]:
             [(e.step, e.kind, e.rid, e.tokens) for e in one.events],
             columns=["step", "event", "rid", "tokens"],
         ),
-        "tokens": pd.DataFrame(token_rows(one, PROMPTS, texts)),
+        "tokens": pd.DataFrame(token_rows(one, texts)),
     }

@@ -1,59 +1,46 @@
 """Pictures of the drift study show the numbers of its tables, with words for all that they show."""
 
 import re
-from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex, to_rgba
-from matplotlib.figure import Figure
+from matplotlib.colors import to_rgba
 from matplotlib.patches import Rectangle
 
-from kvlab.errors import StudyError
-from kvlab.lab.drift import CONDITIONS, DEFECTS, condition, metric
+from kvlab.lab.drift import CONDITIONS, DEFECTS, UPSTREAM_TOLERANCE, condition
 from kvlab.lab.origin import Origin
-from kvlab.viz.drift import LEAST_TOKENS, drift_by_dcp_figure, drift_by_position_figure
-from kvlab.viz.drift_requests import drift_by_condition_figure
-from kvlab.viz.drift_scale import LOOKS, PQ, TOLERANCE_TEXT, ZeroLog
-from kvlab.viz.drift_signatures import NOT_THERE, signature_figure
-from kvlab.viz.drift_tokens import LEVELS, choose, glyph, level, tokens_figure
-from kvlab.viz.save import EXPORT_DPI, SCREEN_DPI, figure_definition, figure_title, save_figure
-from tests.viz.drift_tables import FLOORS, SIZES, tables
-from tests.viz.figure_checks import SETTLING_DRAWS, legend_words, nothing_overlaps
+from kvlab.viz.drift import (
+    LEAST_TOKENS,
+    LOOKS,
+    NOT_THERE,
+    SIZES,
+    TOLERANCE_TEXT,
+    ZeroLog,
+    drift_by_condition_figure,
+    drift_by_dcp_figure,
+    origin_of,
+    signature_figure,
+    superscript,
+)
+from kvlab.viz.save import EXPORT_DPI, SCREEN_DPI, figure_definition, figure_title
+from kvlab.viz.style import figure
+from kvlab.viz.tokens import LEVELS, choose, glyph, level, tokens_figure
+from tests.viz.drift_tables import FLOORS, tables
+from tests.viz.figure_checks import cells, nothing_overlaps, settle, told, words_of
+from tests.viz.figures import FIGURES, ORIGIN, VERDICTS, made
 from tests.viz.test_style import contrast
 
-ORIGIN = Origin("kvlab drift", 0, {"requests": 12}, "cpu (2 cores)", {"kvlab": "0"}, None, "2026")
-VERDICTS = {found.name: "not excluded" for found in DEFECTS}
-MAKE: dict[str, Callable[[], Figure]] = {
-    "dcp": lambda: drift_by_dcp_figure(tables()["summary"], ORIGIN),
-    "dcp, single": lambda: drift_by_dcp_figure(tables()["summary"], ORIGIN, "single"),
-    "position": lambda: drift_by_position_figure(tables()["positions"], ORIGIN),
-    "position, single": lambda: drift_by_position_figure(
-        tables()["positions"], ORIGIN, width="single"
-    ),
-    "requests": lambda: drift_by_condition_figure(tables()["requests"], ORIGIN, floors=FLOORS),
-    "requests, single": lambda: drift_by_condition_figure(
-        tables()["requests"], ORIGIN, dcp_sizes=(4,), width="single"
-    ),
-    "signatures": lambda: signature_figure(tables()["summary"], ORIGIN, verdicts=VERDICTS),
-    "signatures, single": lambda: signature_figure(
-        tables()["summary"], ORIGIN, dcp_sizes=(4,), width="single"
-    ),
-    "tokens": lambda: tokens_figure(
-        tables()["events"], tables()["tokens"], FLOORS["float32"], ORIGIN, run="DCP 4"
-    ),
-}  # fmt: skip
-
-
-@cache
-def made(name: str) -> Figure:
-    """The figure of that name, made once for all tests that only look."""
-    return MAKE[name]()
+DRIFTS = st.one_of(
+    st.just(0.0), st.just(float("nan")), st.floats(1e-12, 1e3), st.just(float("inf"))
+)
+COLUMNS = ["max_abs_dlogprob", "mean_abs_dlogprob"]
 
 
 def lines_of(ax: Axes, label: str) -> list[float]:
@@ -68,65 +55,79 @@ def points(ax: Axes, marker: str) -> list[float]:
     return sorted(np.concatenate(found).tolist())
 
 
-def words_of(fig: Figure) -> list[str]:
-    """All legend words of a figure."""
-    return [word for ax in fig.axes for word in legend_words(ax)]
+@given(st.lists(DRIFTS), st.sampled_from(["x", "y"]))
+def test_zeros_stand_below_every_number_and_nan_above_and_all_within_the_limits(
+    values: list[float], along: str
+) -> None:
+    scale = ZeroLog.over(values)
+    given = np.array(values, dtype=float)
+    real = given[np.isfinite(given) & (given > 0)]
+    placed = scale.place(values)
+    assert scale.zero < min([*real.tolist(), 10.0**scale.high])
+    assert scale.no_number > max([*real.tolist(), 10.0**scale.low])
+    assert placed[given == 0].tolist() == [scale.zero] * int((given == 0).sum())
+    lost = int((~np.isfinite(given)).sum())
+    assert placed[~np.isfinite(given)].tolist() == [scale.no_number] * lost
+    assert placed[np.isfinite(given) & (given > 0)].tolist() == real.tolist()
+    ax = figure().subplots()
+    scale.draw(ax, along)  # type: ignore[arg-type]
+    low, high = ax.get_ylim() if along == "y" else ax.get_xlim()
+    assert ((low < placed) & (placed < high * (1 + 1e-9))).all()
 
 
-@pytest.mark.parametrize("name", list(MAKE))
-def test_legend_caption_and_axes_keep_apart(name: str) -> None:
-    assert nothing_overlaps(made(name))
+def test_the_bands_and_the_reported_tolerance_are_named() -> None:
+    ax = figure().subplots()
+    ZeroLog.over([0.0, 3e-6, 0.2, float("nan")]).draw(ax)
+    words = [label.get_text() for label in ax.get_yticklabels()]
+    assert words[0] == "0" and words[-1] == "NaN" and "1" in words and "10⁻⁶" in words
+    assert np.asarray(ax.lines[0].get_ydata()).tolist() == [UPSTREAM_TOLERANCE] * 2
+    assert TOLERANCE_TEXT.startswith("0.20") and "reported" in TOLERANCE_TEXT
+    ax = figure().subplots()
+    ZeroLog.over([1e-12, 1e6]).draw(ax, most=5)
+    assert "NaN" not in [label.get_text() for label in ax.get_yticklabels()]
+    assert len(ax.get_yticks()) <= 6 and superscript(-10) == "⁻¹⁰"
+    for name in ("drift by dcp", "drift by position", "drift by request"):
+        assert TOLERANCE_TEXT in words_of(made(name))
 
 
-@pytest.mark.parametrize("name", ["requests", "requests, single", "signatures"])
+def test_looks_differ_in_colour_dash_and_marker_at_once_and_belong_to_conditions() -> None:
+    for values in zip(*((x.color, str(x.dash), x.marker) for x in LOOKS.values()), strict=True):
+        assert len(set(values)) == len(LOOKS)
+    for name in LOOKS:
+        assert condition(name).defect is None or name == "forced_before_fix"
+
+
+def test_a_footer_of_a_recorded_study_keeps_few_parameters() -> None:
+    facts: dict[str, Any] = {"model": "tiny", "model_sha256": "0", "requests": 2}
+    study = Origin("kvlab drift", 0, {**facts, "conditions": ["a"]}, "cpu", {}, None, "1")
+    assert origin_of({**study.as_dict(), "timeline": {}}) == replace(study, parameters=facts)
+
+
+@pytest.mark.parametrize("name", ["drift by request", "signatures"])
 def test_long_labels_stay_on_the_page_when_exported(name: str) -> None:
-    fig = MAKE[name]()
-    for _ in range(SETTLING_DRAWS):
-        fig.draw_without_rendering()
+    fig = FIGURES[name]()
+    settle(fig)
     fig.set_layout_engine("none")
-    for dpi in (EXPORT_DPI, *SCREEN_DPI):
+    for dpi in (EXPORT_DPI, SCREEN_DPI, 96):
         fig.set_dpi(dpi)
         fig.draw_without_rendering()
         labels = [label.get_window_extent() for label in fig.axes[0].get_yticklabels()]
         assert min(box.x0 for box in labels) > 0, dpi
 
 
-@pytest.mark.parametrize("name", list(MAKE))
-def test_each_picture_has_a_title_and_defines_drift_with_its_unit_and_status(name: str) -> None:
-    fig = made(name)
-    text = figure_definition(fig)
-    assert figure_title(fig) and "|Δℓ|" in text and "easured" in text
-    if "signatures" not in name:
-        assert metric("abs_dlogprob").definition in text and "nats" in text and PQ in text
-
-
-@pytest.mark.parametrize("name", [name for name in MAKE if "sign" not in name and name != "tokens"])
-def test_the_reference_line_is_named_as_reported(name: str) -> None:
-    assert any("reported" in word for word in words_of(made(name)))
-
-
-@pytest.mark.parametrize("name", [name for name in MAKE if "signatures" not in name])
-def test_axes_with_numbers_say_what_and_in_which_unit(name: str) -> None:
-    axes = made(name).axes
-    labels = [label for ax in axes for label in (ax.get_xlabel(), ax.get_ylabel())]
-    assert any("nats" in label or "step" in label for label in labels)
-
-
-@pytest.mark.parametrize("name", list(MAKE))
+@pytest.mark.parametrize("name", ["drift by dcp", "drift by request", "signatures", "tokens"])
 def test_drawing_changes_no_table(name: str) -> None:
     before = {key: frame.copy() for key, frame in tables().items()}
-    MAKE[name]()
+    FIGURES[name]()
     assert all(frame.equals(before[key]) for key, frame in tables().items())
 
 
 def test_each_dtype_has_a_panel_whose_lines_are_the_table_zeros_in_their_place() -> None:
     summary = tables()["summary"]
-    fig = drift_by_dcp_figure(summary, ORIGIN)
     drawn = summary[summary["condition"].isin(list(LOOKS))]
-    columns = ["max_abs_dlogprob", "mean_abs_dlogprob"]
-    scale = ZeroLog.over(drawn[columns].to_numpy(), keep=[0.2])
-    panels = fig.axes[:6]
-    for i, column in enumerate(columns):
+    scale = ZeroLog.over(drawn[COLUMNS].to_numpy(), keep=[0.2])
+    panels = made("drift by dcp").axes[:6]
+    for i, column in enumerate(COLUMNS):
         for j, dtype in enumerate(("float32", "bfloat16", "fp8")):
             for name in LOOKS:
                 rows = drawn[drawn["condition"].eq(name) & drawn["dtype"].eq(dtype)]
@@ -136,52 +137,28 @@ def test_each_dtype_has_a_panel_whose_lines_are_the_table_zeros_in_their_place()
     assert scale.zero in lines_of(panels[0], "forced_before_fix")
 
 
-def test_the_legend_of_the_lines_names_each_condition_that_is_drawn_and_no_other() -> None:
+def test_the_legend_names_each_condition_that_is_drawn_and_the_caption_what_a_panel_lacks() -> None:
     summary = tables()["summary"]
     some = summary[summary["condition"].isin(["no_retraction", "forced_before_fix"])]
     titles = [condition(name).title for name in ("no_retraction", "forced_before_fix")]
     assert words_of(drift_by_dcp_figure(some, ORIGIN)) == [*titles, TOLERANCE_TEXT]
-
-
-def test_the_caption_names_the_lines_that_a_panel_lacks() -> None:
-    text = figure_definition(made("dcp"))
+    text = figure_definition(made("drift by dcp"))
     lacks = {c.title: d for c in CONDITIONS if c.name in LOOKS for d in FLOORS if d not in c.dtypes}
     assert lacks and "Not run: " in text
     for title, dtype in lacks.items():
         assert re.search(rf"{title}[^;]* in {dtype}", text)
-    one = tables()["summary"].query("dtype == 'float32'")
-    assert "Not run" not in figure_definition(drift_by_dcp_figure(one, ORIGIN))
-
-
-def test_each_line_of_requests_has_a_tick_at_the_floor_of_its_dtype() -> None:
-    requests = tables()["requests"]
-    fig = made("requests")
-    scale = ZeroLog.over(_worst(requests), keep=[0.2])
-    ticks = [line for line in fig.axes[0].lines if str(line.get_label()).startswith("floor ")]
-    assert len(ticks) == len(fig.axes[0].get_yticklabels())
-    for tick in ticks:
-        name = str(tick.get_label()).removeprefix("floor ")
-        dtype = next(d for d in FLOORS if d in condition(name).dtypes)
-        want = float(scale.place(FLOORS[dtype]))
-        assert np.asarray(tick.get_xdata()).tolist() == [want, want]
-    assert "noise floor ε of the dtype" in words_of(fig)
-    assert "noise floor ε of the dtype" not in words_of(made("requests, single"))
-
-
-def test_a_study_of_one_dcp_size_and_one_dtype_has_a_picture_too() -> None:
-    summary = tables()["summary"].query("dcp_size == 4 and dtype == 'float32'")
-    assert nothing_overlaps(drift_by_dcp_figure(summary, ORIGIN))
+    one = drift_by_dcp_figure(summary.query("dtype == 'float32' and dcp_size == 4"), ORIGIN)
+    assert "Not run" not in figure_definition(one) and nothing_overlaps(one)
 
 
 def test_the_median_of_each_position_is_the_table() -> None:
     positions = tables()["positions"]
-    fig = drift_by_position_figure(positions, ORIGIN)
     here = positions[positions["dtype"].eq("float32") & positions["dcp_size"].isin(SIZES)]
     here = here[here["condition"].isin(["forced_fixed", "forced_before_fix"])]
     assert here["tokens"].min() < LEAST_TOKENS <= here["tokens"].max()
     here = here[here["tokens"] >= LEAST_TOKENS]
     scale = ZeroLog.over(here[["p50", "p90", "max"]].to_numpy(), keep=[0.2])
-    panels = iter(fig.axes[:4])
+    panels = iter(made("drift by position").axes[:4])
     for axis in ("position", "since_restore"):
         for size in SIZES:
             ax = next(panels)
@@ -192,15 +169,14 @@ def test_the_median_of_each_position_is_the_table() -> None:
                 assert lines_of(ax, name) == scale.place(rows["p50"]).tolist()
 
 
-def test_positions_of_a_dtype_that_was_not_run_are_refused() -> None:
-    with pytest.raises(StudyError, match=r"drift by position is drawn .* got 0 rows"):
-        drift_by_position_figure(tables()["positions"], ORIGIN, dtype="float16")
+def _worst(requests: pd.DataFrame) -> "pd.Series[float]":
+    return requests["max_abs_dlogprob"].mask(requests["nan_tokens"] > 0)
 
 
 def test_every_request_is_one_mark_restored_apart_from_the_others_and_nan_in_its_band() -> None:
-    requests = tables()["requests"]
-    fig = drift_by_condition_figure(requests, ORIGIN)
+    requests, fig = tables()["requests"], made("drift by request")
     names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
+    scale = ZeroLog.over(_worst(requests), keep=[0.2])
     for ax, size in zip(fig.axes, SIZES, strict=False):
         marks = {mark: points(ax, mark) for mark in "Do"}
         here = requests[requests["dcp_size"] == size]
@@ -209,114 +185,80 @@ def test_every_request_is_one_mark_restored_apart_from_the_others_and_nan_in_its
         first = shown.groupby("condition")["dtype"].transform("first")
         back = shown[(shown["dtype"] == first) & shown["restored_at"].notna()]
         assert len(marks["D"]) == len(back)
-        lost = float(10.0 ** (ZeroLog.over(_worst(requests), keep=[0.2]).high + 1))
-        assert lost in marks["D"]
-
-
-def _worst(requests: pd.DataFrame) -> "pd.Series[float]":
-    return requests["max_abs_dlogprob"].mask(requests["nan_tokens"] > 0)
+        assert scale.no_number in marks["D"]
+    ticks = [line for line in fig.axes[0].lines if str(line.get_label()).startswith("floor ")]
+    assert len(ticks) == len(names)
+    for tick in ticks:
+        name = str(tick.get_label()).removeprefix("floor ")
+        dtype = next(d for d in FLOORS if d in condition(name).dtypes)
+        want = float(scale.place(FLOORS[dtype]))
+        assert np.asarray(tick.get_xdata()).tolist() == [want, want]
 
 
 def test_one_run_under_two_names_is_one_line_and_another_dtype_is_named() -> None:
-    fig = drift_by_condition_figure(tables()["requests"], ORIGIN)
+    fig = made("drift by request")
     names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
     assert "forced retraction, before the fix" in names and "widened ids as rows" not in names
     twin = "Widened ids as rows: the run named 'forced retraction, before the fix'."
     assert twin in figure_definition(fig)
     less = tables()["requests"].query("condition != 'defect:widened_as_rows'")
-    assert "the run named" not in figure_definition(drift_by_condition_figure(less, ORIGIN))
+    assert "the run named" not in figure_definition(drift_by_condition_figure(less, ORIGIN, FLOORS))
     assert "scales not restored (fp8)" in names and len(names) == len(CONDITIONS) - 1
 
 
-def test_every_cell_of_the_matrix_is_a_number_of_the_table() -> None:
-    summary = tables()["summary"]
-    (ax,) = signature_figure(summary, ORIGIN, dcp_sizes=(4,)).axes
+def test_every_cell_of_the_matrix_is_a_number_of_the_table_and_its_bar_as_long() -> None:
+    summary, (ax,) = tables()["summary"], made("signatures").axes
     texts = {t.get_position(): t.get_text() for t in ax.texts}
+    bars = {b.get_xy(): b.get_width() for b in ax.patches
+            if isinstance(b, Rectangle) and to_rgba(b.get_facecolor())[3]}  # fmt: skip
     names = ["forced_fixed", *(c.name for c in CONDITIONS if c.name.startswith("defect:"))]
     for y, name in enumerate(names):
-        row = summary[summary["condition"].eq(name) & summary["dcp_size"].eq(4)].iloc[0]
+        row = summary[summary["condition"].eq(name) & summary["dcp_size"].eq(1)].iloc[0]
         changed = row["max_from_fixed"] != 0 or row["nan_tokens"] > 0
         assert texts[0.5, y] == ("●" if changed else NOT_THERE)
-        whole = int(row["restored_requests"])
-        want = f"{int(row['drifting_restored'])}/{whole}" if whole else NOT_THERE
-        assert texts[1.5, y] == want
+        whole, part = int(row["restored_requests"]), int(row["drifting_restored"])
+        assert texts[1.5, y] == (f"{part}/{whole}" if whole else NOT_THERE)
+        assert not whole or bars[1.04, y - 0.4] == pytest.approx(0.92 * part / whole)
         assert texts[4.5, y] == f"{row['nan_tokens'] / row['tokens']:.0%}"
 
 
-def test_a_bar_of_the_matrix_is_as_long_as_its_share() -> None:
-    summary = tables()["summary"]
-    (ax,) = signature_figure(summary, ORIGIN, dcp_sizes=(4,)).axes
-    bars = [p for p in ax.patches if isinstance(p, Rectangle) and to_rgba(p.get_facecolor())[3]]
-    fixed = summary[summary["condition"].eq("forced_fixed") & summary["dcp_size"].eq(4)].iloc[0]
-    assert bars[0].get_width() == 0.92 * fixed["drifting_restored"] / fixed["restored_requests"]
-    assert max(bar.get_width() for bar in bars) <= 0.92
-
-
-def test_a_hypothetical_defect_is_starred_and_the_star_explained() -> None:
-    fig = made("signatures")
+def test_a_hypothetical_defect_is_starred_and_a_cell_without_a_run_is_empty() -> None:
+    fig, summary = made("signatures"), tables()["summary"]
     names = [label.get_text() for label in fig.axes[0].get_yticklabels()]
     starred = [name.split("*")[0] for name in names if "*" in name]
     assert starred == [found.title for found in DEFECTS if found.hypothetical]
     assert "* hypothetical" in figure_definition(fig)
-
-
-def test_a_condition_that_was_not_run_at_one_size_leaves_its_cells_empty() -> None:
-    summary = tables()["summary"]
     less = summary[~(summary["condition"].eq("defect:old_rows") & summary["dcp_size"].eq(1))]
-    assert nothing_overlaps(signature_figure(less, ORIGIN))
     unseen = summary.assign(repeating_restored=np.nan, median_onset=np.nan)
-    assert nothing_overlaps(signature_figure(unseen, ORIGIN))
-
-
-def test_a_matrix_without_defects_is_refused() -> None:
-    calm = tables()["summary"].query("condition == 'no_retraction'")
-    with pytest.raises(StudyError, match=r"a matrix of signatures is drawn .* got 0 rows"):
-        signature_figure(calm, ORIGIN)
+    for table in (less, unseen):
+        assert nothing_overlaps(signature_figure(table, ORIGIN, VERDICTS))
 
 
 def test_every_token_of_the_chosen_requests_is_a_letter_in_the_shade_of_its_drift() -> None:
     tokens = tables()["tokens"]
-    fig = tokens_figure(tables()["events"], tokens, FLOORS["float32"], ORIGIN, rids=[4, 9])
-    letters = [text.get_text() for text in fig.axes[0].texts]
-    mine = tokens[tokens["rid"].isin([4, 9])]
-    assert letters == [glyph(token) for token in mine["token"]]
-    assert "Shown: 10 of 12 requests" in figure_definition(made("tokens"))
-    assert "Shown" not in figure_definition(fig)
-    cells = [p for p in fig.axes[0].patches if isinstance(p, Rectangle) and p.get_width() == 1
-             and p.get_hatch() is None and p.get_height() > 0.7]  # fmt: skip
-    want = [level(drift, FLOORS["float32"]).color for drift in mine["abs_dlogprob"]]
-    shades = [to_hex(cell.get_facecolor()).upper() for cell in cells]
-    assert shades == want
-
-
-def test_no_two_tokens_of_a_request_lie_in_one_cell() -> None:
-    fig = made("tokens")
-    places = [text.get_position() for text in fig.axes[0].texts]
-    assert len(set(places)) == len(places)
-
-
-def test_a_mark_stands_wherever_a_request_came_back() -> None:
+    with cells() as drawn:
+        fig = FIGURES["tokens"]()
+    rids = [int(word.split()[1]) for word in told(fig) if re.fullmatch(r"request \d+", word)]
+    assert f"Shown: {len(rids)} of 12 requests" in figure_definition(fig)
+    mine = tokens[tokens["rid"].isin(rids)].sort_values(["rid", "position"])
+    assert [text for _, _, text in drawn] == [glyph(token) for token in mine["token"]]
+    want = [level(drift, FLOORS["float32"]) for drift in mine["abs_dlogprob"]]
+    assert [role for _, role, _ in drawn] == want
+    assert len({(round(x, 6), round(y, 6)) for (x, y, _, _), _, _ in drawn}) == len(drawn)
     events = tables()["events"]
-    fig = tokens_figure(events, tables()["tokens"], 0.1, ORIGIN, rids=[4, 9])
-    back = events[events["event"].eq("resume") & events["rid"].isin([4, 9])]
-    assert points(fig.axes[0], "^") == sorted(back["step"])
-    assert "came back" in words_of(fig)
+    back = events[events["event"].eq("resume") & events["rid"].isin(rids)]
+    assert len(back) and "came back" in told(fig)
 
 
 @pytest.mark.parametrize("words", ["", *(f"{c.title}, DCP 16, bfloat16" for c in CONDITIONS)])
 def test_the_title_of_the_tokens_stays_on_the_page_with_any_condition_and_dtype(words: str) -> None:
-    events, tokens = tables()["events"], tables()["tokens"]
-    fig = tokens_figure(events, tokens, 0.1, ORIGIN, rids=[4, 9], run=words)
-    assert figure_title(fig) == "Tokens of a run, and where requests came back" + (
-        f": {words}" if words else ""
-    )
-    for _ in range(SETTLING_DRAWS):
-        fig.draw_without_rendering()
-    fig.set_layout_engine("none")
-    for dpi in (EXPORT_DPI, *SCREEN_DPI):
+    fig = tokens_figure(tables()["events"], tables()["tokens"], 0.1, ORIGIN, run=words)
+    head = "Tokens of a run, and where requests came back"
+    assert figure_title(fig) == (f"{head}: {words}" if words else head)
+    title = fig.texts[0]
+    for dpi in (EXPORT_DPI, SCREEN_DPI, 96):
         fig.set_dpi(dpi)
-        fig.draw_without_rendering()
-        box = fig.axes[0].title.get_window_extent()
+        box = title.get_window_extent()
         assert fig.bbox.contains(box.x0, box.y0) and fig.bbox.contains(box.x1, box.y1), dpi
 
 
@@ -358,20 +300,3 @@ def test_chosen_requests_fit_the_page() -> None:
         }
     )
     assert choose(stays) == [1, 2]
-
-
-def test_a_request_that_is_not_there_and_a_floor_that_is_none_are_refused() -> None:
-    events, tokens = tables()["events"], tables()["tokens"]
-    with pytest.raises(StudyError, match=r"got 99 \(and 0 more\), which is not"):
-        tokens_figure(events, tokens, 1e-6, ORIGIN, rids=[99])
-    with pytest.raises(StudyError, match="in nats, at least 0: got nan; pass the floor"):
-        tokens_figure(events, tokens, float("nan"), ORIGIN)
-
-
-def test_the_data_of_a_saved_picture_is_its_table(tmp_path: Path) -> None:
-    summary = tables()["summary"]
-    saved = save_figure(MAKE["dcp"](), "drift-by-dcp", summary, ORIGIN, tmp_path)
-    read = saved.data()
-    assert list(read.columns) == list(summary.columns) and len(read) == len(summary)
-    same = read["max_abs_dlogprob"].to_numpy() == summary["max_abs_dlogprob"].to_numpy()
-    assert (same | summary["max_abs_dlogprob"].isna().to_numpy()).all()

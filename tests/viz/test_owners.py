@@ -1,25 +1,26 @@
-"""Owner figures say what the tables say, in numbers that fit their cells and never by hue alone."""
+"""Owner figures and the explorer say what the tables say, in cells that fit, never by hue alone."""
 
-from itertools import combinations, pairwise
+from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
-from matplotlib.text import Text
 
-from kvlab.errors import KvlabError, LayoutError
+from kvlab.errors import KvlabError, StudyError
 from kvlab.index import DcpLayout
-from kvlab.lab.origin import Origin
-from kvlab.lab.owners import OwnerStudy
-from kvlab.viz.owner_fields import left_out, shown_pages
+from kvlab.lab.owners import ENGINE_RULES, OwnerStudy
+from kvlab.lab.slot_facts import describe, slot_facts
+from kvlab.viz.canvas import Box, font_size, ink_on
 from kvlab.viz.owners import (
-    describe,
+    BY_HAND,
+    NUM_PAGES,
+    SIZES,
+    draw_owner,
+    fields,
+    line_slots,
     owner_atlas,
     owner_map,
     page_map,
@@ -27,14 +28,13 @@ from kvlab.viz.owners import (
     raw_use_map,
 )
 from kvlab.viz.save import figure_title
-from kvlab.viz.spaces import font_size, ink_on, line_slots
-from kvlab.viz.style import OWNED, caption
+from kvlab.viz.style import OTHER, OWNED, PADDING, Role, caption
+from kvlab.viz.widgets import owner_explorer
+from tests.viz.figure_checks import cells, nothing_overlaps, told
+from tests.viz.figures import ORIGIN, RUN
 
-ORIGIN = Origin(
-    "kvlab owners", None, {"dcp_size": 4}, "cpu (2 cores)", {"kvlab": "0"}, None, "2026"
-)
-RUN = OwnerStudy(DcpLayout(4, 4, 8), 38, 0, (3, 1, 5))
 FIGURES = {"map": owner_map, "rows": rank_buffers, "pages": page_map, "raw": raw_use_map}
+START = OwnerStudy(DcpLayout(4, 4, NUM_PAGES), 27, 0, (3, 1))  # that of the explorer
 
 
 @st.composite
@@ -49,48 +49,35 @@ def studies(draw: st.DrawFn) -> OwnerStudy:
     return OwnerStudy(layout, length, start, tuple(pages))
 
 
-def numbers(ax: Axes) -> list[Text]:
-    """The texts inside cells, in reading order. Headings take part in the layout, these do not."""
-    inside = [text for text in ax.texts if not text.get_in_layout()]
-    return sorted(inside, key=lambda text: text.get_position()[::-1])
+def drawn(draw: Callable[[], Figure]) -> tuple[Figure, list[tuple[Box, Role, str]]]:
+    """The figure and its cells, in the order in which they are put there."""
+    with cells() as found:
+        fig = draw()
+    return fig, found
 
 
-def last_lines(fig: Figure) -> list[str]:
-    """What each cell of the first axes names: the last line of its text."""
-    return [text.get_text().split("\n")[-1] for text in numbers(fig.axes[0])]
-
-
-def legend(fig: Figure) -> Legend:
-    """The only legend of a figure."""
-    (found,) = [legend for ax in fig.axes if (legend := ax.get_legend()) is not None]
-    return found
-
-
-def faces(fig: Figure) -> set[str]:
-    """Fill colours of the cells."""
-    drawn = [c for ax in fig.axes for c in ax.collections if isinstance(c, PatchCollection)]
-    return {to_hex(tuple(color)) for c in drawn for color in np.atleast_2d(c.get_facecolor())}
+def named(draw: Callable[[], Figure]) -> list[str]:
+    """What each cell names: the last line of its text."""
+    return [text.split("\n")[-1].lstrip("r→ ") for _, _, text in drawn(draw)[1] if text]
 
 
 @settings(max_examples=25)
 @given(studies())
 def test_the_owner_map_names_the_owner_of_each_position_in_order(study: OwnerStudy) -> None:
-    wanted = [str(owner) for owner in study.table()["owner"]]
-    assert [text.lstrip("r") for text in last_lines(owner_map(study))] == wanted
+    assert named(lambda: owner_map(study)) == [str(owner) for owner in study.table()["owner"]]
 
 
 @settings(max_examples=25)
 @given(studies())
 def test_rank_buffers_name_the_slot_of_each_row_of_each_rank(study: OwnerStudy) -> None:
     layout = study.layout
-    pages = sorted(study.table()["page"].unique())
     wanted = [
         str(layout.slot(rank, page * layout.page_size + line))
-        for page in pages
+        for page in sorted(study.table()["page"].unique())
         for line in range(layout.page_size)
         for rank in range(layout.dcp_size)
     ]
-    assert last_lines(rank_buffers(study)) == wanted
+    assert named(lambda: rank_buffers(study)) == wanted
 
 
 @settings(max_examples=25)
@@ -101,113 +88,64 @@ def test_the_raw_map_names_the_slot_that_the_owner_keeps_in_that_row(study: Owne
     for slot in study.table()["slot"]:
         inside = slot < layout.row_end
         wanted.append(str(layout.slot(layout.owner(slot), slot)) if inside else "none")
-    found = [text.lstrip("→ ") for text in last_lines(raw_use_map(study))]
+    found = named(lambda: raw_use_map(study))
     assert found in (wanted, [text for text in wanted if text != "none"])
 
 
 def test_the_page_map_shows_each_page_on_every_rank_beside_its_slots_and_rows() -> None:
-    ax = page_map(RUN).axes[0]
-    assert [text.get_text() for text in numbers(ax)] == [q for q in "0135" for _ in range(4)]
-    assert [label.get_text() for label in ax.get_yticklabels()] == [
-        "slots 0..15",
-        "slots 16..31\npositions 16..31",
-        "slots 48..63\npositions 0..15",
-        "slots 80..95\npositions 32..37",
-    ]
-    headings = [text.get_text().strip() for text in ax.texts if text.get_in_layout()]
-    rows = ["rows 0..3", "rows 4..7", "rows 12..15", "rows 20..23"]
-    assert [text for text in headings if text] == rows
+    fig, found = drawn(lambda: page_map(RUN))
+    assert [text for _, _, text in found if text] == [q for q in "0135" for _ in range(4)]
+    words = told(fig)
+    for line in ("slots 16..31", "positions 32..37", "rows 12..15", "slots 0..15", "rows 0..3"):
+        assert line in words
 
 
-def test_a_highlighted_rank_alone_has_the_colour_of_what_is_owned() -> None:
-    for fig in (owner_map(RUN, rank=2), rank_buffers(RUN, rank=2)):
-        labels = [text.get_text() for text in legend(fig).get_texts()]
-        assert labels == ["slot of rank 2", "slot of another rank"]
-        assert OWNED.color.lower() in faces(fig)
-    assert OWNED.color.lower() not in faces(owner_map(RUN))
+def test_a_rank_in_front_alone_has_the_colour_of_what_is_owned() -> None:
+    fig, found = drawn(lambda: rank_buffers(RUN, rank=2))
+    assert {role for _, role, _ in found} >= {OWNED, OTHER, PADDING}
+    assert "slot of rank 2" in told(fig)
+    assert OWNED not in {role for _, role, _ in drawn(lambda: rank_buffers(RUN))[1]}
 
 
-@pytest.mark.parametrize("draw", [owner_map, rank_buffers])
-def test_a_rank_past_the_last_is_refused(draw: object) -> None:
-    with pytest.raises(LayoutError, match=r"dcp_rank must lie in \[0, 4\): got dcp_rank=4"):
-        draw(RUN, rank=4)  # type: ignore[operator]
-
-
-def test_raw_use_outlines_each_slot_below_the_bound_of_rows_on_every_rank() -> None:
+def test_raw_use_frames_each_row_whose_number_is_a_slot_of_the_run_on_every_rank() -> None:
     study = OwnerStudy(DcpLayout(2, 2, 3), 12)  # slots 4..15, rows below 8
-    marked = rank_buffers(study, raw=True).axes[0].collections
-    (outlines,) = [c for c in marked if c.get_zorder() == 3]
-    assert len(outlines.get_paths()) == 4 * 2
-    plain = rank_buffers(study).axes[0].collections
-    assert [c for c in plain if c.get_zorder() == 3] == []
-
-
-def test_raw_use_shows_the_pages_it_reaches_too() -> None:
-    ax = rank_buffers(OwnerStudy(DcpLayout(2, 2, 7), 4), raw=True).axes[0]
-    shown = [text.get_text().strip() for text in ax.texts if text.get_in_layout()]
-    assert shown == ["padding", "page 1", "page 2", "page 3"]
+    frames = [c for c in rank_buffers(study, raw=True).axes[0].collections if c.get_zorder() == 5]
+    assert [len(c.get_paths()) for c in frames] == [4 * 2]
+    assert [c for c in rank_buffers(study).axes[0].collections if c.get_zorder() == 5] == []
+    reached = told(rank_buffers(OwnerStudy(DcpLayout(2, 2, 7), 4), raw=True))
+    assert [w for w in reached if "pa" in w] == ["padding", "page 1", "page 2", "page 3"]
 
 
 @pytest.mark.parametrize("name", FIGURES)
-@pytest.mark.parametrize("dcp_size", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("page_size", [1, 4, 64])
-def test_numbers_stay_in_their_cells_and_nothing_overlaps(
-    name: str, dcp_size: int, page_size: int
-) -> None:
+@pytest.mark.parametrize(
+    ("dcp_size", "page_size"), [(1, 1), (2, 4), (3, 1), (8, 64), (16, 4), (16, 64)]
+)
+def test_nothing_overlaps_whatever_the_layout(name: str, dcp_size: int, page_size: int) -> None:
     layout = DcpLayout(dcp_size, page_size, 40)
     length = min(2 * layout.widened_page_size + 1, 600)
-    fig = FIGURES[name](OwnerStudy(layout, length, 0, (31, 2, 17)))
-    caption(fig, "A sentence that says what is shown. " * 4, ORIGIN)
-    fig.draw_without_rendering()
-    (ax,) = fig.axes
-    field = ax.get_window_extent().padded(2)
-    boxes = [text.get_window_extent() for text in numbers(ax)]
-    assert all(field.x0 <= b.x0 and b.x1 <= field.x1 for b in boxes)
-    for left, right in pairwise(numbers(ax)):
-        if left.get_position()[1] == right.get_position()[1]:
-            assert left.get_window_extent().x1 <= right.get_window_extent().x0 + 0.5
-    captions = [text.get_window_extent() for text in fig.texts]
-    body = ax.get_tightbbox()
-    assert body is not None
-    assert not any(one.overlaps(other) for one, other in combinations([*captions, body], 2))
-    assert all(fig.bbox.x0 - 1 <= b.x0 and b.x1 <= fig.bbox.x1 + 1 for b in [*captions, body])
+    study = OwnerStudy(layout, length, 0, (31, 2, 17))
+    fig, found = drawn(lambda: FIGURES[name](study))
+    assert len({box[:2] for box, _, _ in found}) == len(found)
+    assert nothing_overlaps(caption(fig, "A sentence that says what is shown. " * 4, ORIGIN))
 
 
 def test_where_numbers_do_not_fit_ranks_differ_by_hatch_and_are_named_in_a_legend() -> None:
-    fig = owner_map(OwnerStudy(DcpLayout(80, 1, 4), 100))
-    assert last_lines(fig) == []
-    assert [text.get_text() for text in legend(fig).get_texts()] == [f"rank {r}" for r in range(80)]
-    hatches = [patch.get_hatch() for patch in legend(fig).get_patches()]
-    assert all(one != other for one, other in pairwise(hatches))
-
-
-def test_rows_too_low_for_numbers_become_blocks_with_first_and_last_slot() -> None:
-    study = OwnerStudy(DcpLayout(2, 64, 8), 300)
-    shown = [text.get_text() for text in numbers(rank_buffers(study).axes[0])]
-    assert shown[:2] == ["128\n…\n254", "129\n…\n255"]
-    assert shown[-2:] == ["428\n…\n510", "429\n…\n511"]
+    fig, found = drawn(lambda: owner_map(OwnerStudy(DcpLayout(80, 1, 4), 100)))
+    assert [w for w in told(fig) if w.startswith("rank ")] == [f"rank {r}" for r in range(80)]
+    assert all(one.hatch != other.hatch for (_, one, _), (_, other, _) in pairwise(found[:80]))
 
 
 def test_what_is_left_out_is_said_in_the_title() -> None:
     study = OwnerStudy(DcpLayout(16, 64, 9), 9 * 1024)
-    assert owner_map(study).axes[0].get_title("left") == "Owner of each slot (first 2 of 9 pages)"
-    assert left_out(RUN, shown_pages(RUN, 16)) == ""
+    assert figure_title(owner_map(study)) == "Owner of each slot (first 2 of 9 pages)"
+    assert figure_title(owner_map(RUN)) == "Owner of each slot"
 
 
 def test_an_atlas_has_cells_of_one_size_and_a_title_each() -> None:
     runs = {f"c = {c}": OwnerStudy(DcpLayout(c, 8, 30), 38) for c in (1, 2, 16)}
-    fig = owner_atlas(runs, "Owners by DCP size")
-    fig.draw_without_rendering()
-    assert figure_title(fig) == "Owners by DCP size"
-    shown = [ax for ax in fig.axes if ax.axison]
-    assert [ax.get_title("left") for ax in shown] == list(runs)
-    widths = [ax.get_window_extent().width / ax.get_xlim()[1] for ax in shown]
-    assert max(widths) - min(widths) < 1
-
-
-def test_an_atlas_of_nothing_is_refused() -> None:
-    with pytest.raises(KvlabError, match="an atlas shows at least one study: got none; pass"):
-        owner_atlas({}, "Owners")
+    fig, found = drawn(lambda: owner_atlas(runs, "Owners by DCP size"))
+    assert figure_title(fig) == "Owners by DCP size" and set(runs) <= set(told(fig))
+    assert len({box[2:] for box, _, _ in found}) == 1 and nothing_overlaps(fig)
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
@@ -223,16 +161,14 @@ def test_text_on_any_colour_has_a_contrast_of_4_5(color: int) -> None:
     parts = [int(face[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
     bright = 0.05 + float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-    assert (
-        max(bright, ink := {"#000000": 0.05, "#FFFFFF": 1.05}[ink_on(face)]) / min(bright, ink)
-        > 4.5
-    )
+    ink = {"#000000": 0.05, "#FFFFFF": 1.05}[ink_on(face)]
+    assert max(bright, ink) / min(bright, ink) > 4.5
 
 
 def test_a_text_that_would_be_too_small_is_not_drawn() -> None:
-    assert font_size(["21", "9"], 0.2, 0.16) == 7.5
-    assert font_size(["24575"], 0.2, 0.16) is None
-    assert font_size(["1"], 0.2, 0.05) is None
+    assert font_size("21", 0.2, 0.165) == 7.5 and font_size("21\nr0", 0.28, 0.28) == 7.5
+    assert font_size("24575", 0.2, 0.16) is None
+    assert font_size("1", 0.2, 0.05) is None
 
 
 def test_the_numbers_in_words_are_those_of_the_tables() -> None:
@@ -242,3 +178,102 @@ def test_the_numbers_in_words_are_those_of_the_tables() -> None:
     )
     single = describe(OwnerStudy(DcpLayout(1, 1, 9), 7))
     assert "slots 1, 2, 3, 4, 5, 6, ..." in single and "7 would hit the right row" in single
+
+
+@given(studies(), st.data())
+def test_the_facts_of_a_slot_are_those_of_the_pool_read_row_by_row(
+    study: OwnerStudy, data: st.DataObject
+) -> None:
+    lay = study.layout
+    slot = data.draw(st.integers(0, lay.slot_end - 1))
+    facts = slot_facts(study, slot)
+    stored = {(rank, row): lay.slot(rank, row)
+              for rank in range(lay.dcp_size) for row in range(lay.row_end)}  # fmt: skip
+    assert stored[facts.owner, facts.row] == slot
+    assert facts.owner == slot // lay.interleave % lay.dcp_size
+    if slot >= lay.row_end:
+        assert (facts.raw, facts.raw_slot) == ("out of range", None)
+    elif slot < lay.page_size:
+        assert (facts.raw, facts.raw_slot) == ("padding", None)
+    else:
+        assert facts.raw_slot == stored[facts.owner, slot]
+        assert facts.raw == ("right" if facts.raw_slot == slot else "another token")
+    table = study.table().set_index("slot")
+    assert facts.position == (table["position"].get(slot))
+    words = {"right": "right", "another slot": "another token", "out of range": "out of range"}
+    for row in study.table().head(20).to_dict("records"):
+        facts = slot_facts(study, row["slot"])
+        assert (facts.owner, facts.row, facts.raw) == (row["owner"], row["row"], words[row["raw"]])
+
+
+@pytest.mark.parametrize("page_size", SIZES)
+@pytest.mark.parametrize("rule", [*ENGINE_RULES, BY_HAND])
+def test_every_setting_is_drawn_or_refused_in_words(page_size: int, rule: str) -> None:
+    panel = owner_explorer()
+    for dcp_size in SIZES:
+        panel.set(dcp_size=dcp_size, page_size=page_size, rule=rule, length=2)
+        for interleave in SIZES[:3]:
+            panel.set(interleave=interleave)
+            refused = rule == BY_HAND and page_size % interleave
+            assert panel.text.startswith("Not drawn") == bool(refused), panel.text
+
+
+def test_the_slot_can_be_set_to_every_slot_of_the_pool_and_no_other() -> None:
+    panel = owner_explorer()
+    last = (NUM_PAGES + 1) * 8 * 2 - 1
+    panel.set(slot=last, dcp_size=2, page_size=8)
+    assert panel.text.startswith(f"Slot {last}: ")
+    with pytest.raises(KvlabError, match=f"control slot takes 0 to {last}: got {last + 1}"):
+        panel.set(slot=last + 1)
+    panel.set(page_size=1, length=2)
+    assert panel.values["slot"] == 25 and panel.text.startswith("Slot 25: ")
+
+
+def test_a_hover_box_says_what_the_cursor_would() -> None:
+    said = {spot.text for spot in draw_owner().spots}
+    slots, _, _ = fields(START, "double", 5)
+    for cell in slots.cells[::3]:
+        assert draw_owner(slot=cell.slot).text.split(" 27 positions")[0] in said
+
+
+def test_the_explorer_starts_with_a_picture_and_its_numbers() -> None:
+    panel = owner_explorer()
+    assert panel.text == f"{slot_facts(START, 21).sentence()} {describe(START)}"
+    assert "Used raw as row 21 it silently hits the row of slot 85." in panel.text
+    assert panel.table().equals(START.table())
+
+
+def test_the_explorer_follows_every_control() -> None:
+    panel = owner_explorer()
+    for move in (
+        {"dcp_size": 2, "pages": "3, 1, 5, 2"},
+        {"page_size": 8},
+        {"pages": "2, 7, 1, 4"},
+        {"start": 5},
+        {"length": 9},
+        {"rule": list(ENGINE_RULES)[1]},
+        {"slot": 40},
+    ):
+        before = panel.text
+        assert panel.set(**move).text != before, move
+
+
+@pytest.mark.parametrize(
+    ("move", "message"),
+    [
+        ({"length": 100}, "positions 0..99 need 7 different pages of 16 slots: got [3, 1]"),
+        ({"pages": "3, 3"}, "positions 0..26 need 2 different pages of 16 slots: got [3, 3]"),
+        ({"pages": "3, 13"}, "a page must lie in [1, 12]: got 13"),
+        ({"pages": "3; 1"}, "pages must be whole numbers joined by commas: got '3; 1'"),
+        ({"pages": ""}, "pages must be whole numbers joined by commas: got ''"),
+    ],
+)
+def test_what_does_not_fit_is_said_and_the_last_picture_stays(
+    move: dict[str, object], message: str
+) -> None:
+    panel = owner_explorer()
+    before = panel.widget.children[1].value
+    assert panel.set(**move).text.startswith("Not drawn: ")
+    assert message in panel.text and panel.widget.children[1].value == before
+    with pytest.raises(StudyError):
+        panel.drawing()

@@ -1,22 +1,16 @@
 """Workloads: the requests a decode node is asked to serve, loaded or generated."""
 
-from kvlab.engine.workload.base import MAX_TOKENS, Request, Workload
-from kvlab.engine.workload.generate import (
+from kvlab.engine.workload.requests import (
     LONG_CHAT,
+    MAX_TOKENS,
     LengthModel,
     Lognormal,
-    fit_length_model,
+    Request,
+    Workload,
     generate_closed_loop,
     generate_open_loop,
 )
-from kvlab.engine.workload.loaders import (
-    default_workload,
-    load_azure_csv,
-    load_csv,
-    load_mooncake_jsonl,
-    load_trace,
-    save_csv,
-)
+from kvlab.engine.workload.traces import default_workload, load_trace, save_csv
 
 __all__ = [
     "LONG_CHAT",
@@ -26,12 +20,8 @@ __all__ = [
     "Request",
     "Workload",
     "default_workload",
-    "fit_length_model",
     "generate_closed_loop",
     "generate_open_loop",
-    "load_azure_csv",
-    "load_csv",
-    "load_mooncake_jsonl",
     "load_trace",
     "save_csv",
 ]

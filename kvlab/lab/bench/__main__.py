@@ -1,18 +1,52 @@
-"""``python -m kvlab.lab.bench``: print the table, or JSON; write a CSV file if asked to."""
+"""``python -m kvlab.lab.bench``: print the table, or JSON; write a CSV file if asked to.
+
+``data/runs/bench-<device>.csv`` holds one run; with ``--keep`` also the lines of other numbers of
+threads, with ``--join`` those of other parts. Worked example: a machine that is lent for minutes
+measures part by part, ``--only merge --join``, then ``--only copy --join``.
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
+import kvlab
 from kvlab.errors import KvlabError, StudyError
-from kvlab.lab.bench.place import open_place
-from kvlab.lab.bench.record import place_of_file, record_path, write_frame
-from kvlab.lab.bench.run import PARTS, conditions, run_bench
-from kvlab.lab.bench.table import as_document, as_frame, as_text
+from kvlab.lab.bench import copies, ops
+from kvlab.lab.bench.clock import Place, open_place
+from kvlab.lab.bench.rows import (
+    Conditions,
+    LeftOut,
+    Row,
+    as_document,
+    as_frame,
+    as_text,
+    median_rows,
+    write_frame,
+)
+
+
+def _engine(part: str, quick: bool, _: Place) -> Iterator[list[Row]]:
+    from kvlab.lab.bench import engine
+
+    return engine.measure(part, quick)
+
+
+#: Each part gives the rows of one case after the other, or why one is left out.
+PARTS: dict[str, Callable[[bool, Place], Iterator[list[Row] | LeftOut]]] = {
+    ops.LOCALIZE: partial(ops.measure, ops.LOCALIZE),
+    copies.PART: copies.measure,
+    ops.MERGE: partial(ops.measure, ops.MERGE),
+    ops.WRITE: partial(ops.measure, ops.WRITE),
+    "scheduler": partial(_engine, "scheduler"),
+    "decode": partial(_engine, "decode"),
+}
+#: What runs on a CPU alone.
+CPU_PARTS = ("scheduler", "decode")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,22 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.threads is not None:
             torch.set_num_threads(given.threads)
         place = open_place(given.device)
-        out = given.csv
-        part_of_file = bool(given.only) and not given.join
-        if out is None and given.record and not given.quick and not part_of_file:
-            out = record_path(place)
-        _require_file(given, out)
-        where = conditions(given.repeat, place)
-        found = run_bench(
-            given.only, place=place, quick=given.quick, runs=given.repeat, progress=_tell
-        )
+        parts = parts_on(place, given.only)
+        out = _place_of_rows(given, place)
+        where = Conditions.now(place, given.repeat)
+        rows, left_out = run_bench(parts, place, quick=given.quick, runs=given.repeat)
         if given.json:
-            document = as_document(found.rows, where, found.left_out)
-            print(json.dumps(document, indent=1, allow_nan=False))
+            print(json.dumps(as_document(rows, where, left_out), indent=1, allow_nan=False))
         else:
-            print(as_text(found.rows, where, found.left_out))
+            print(as_text(rows, where, left_out))
         if out is not None:
-            write_frame(as_frame(found.rows, where), out, keep=given.keep, join=given.join)
+            write_frame(as_frame(rows, where), out, keep=given.keep, join=given.join)
             _tell(f"written: {out.name}")
     except KvlabError as error:
         print(f"kvlab bench: {error}", file=sys.stderr)
@@ -54,14 +82,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _require_file(given: argparse.Namespace, out: Path | None) -> None:
-    """Before minutes are spent: lines can only be kept in a file that is written."""
-    asked = [f"--{name}" for name in ("keep", "join") if getattr(given, name)]
-    if asked and out is None:
+def parts_on(place: Place, only: Sequence[str] | None = None) -> list[str]:
+    """The parts that are asked for, all that the device can run when None. Errors: StudyError for
+    one that it cannot."""
+    able = [part for part in PARTS if place.on_cpu or part not in CPU_PARTS]
+    parts = able if only is None else list(dict.fromkeys(only))
+    if not set(parts) <= set(able):
         raise StudyError(
-            f"{' and '.join(asked)} keep lines of a file that is written, and this run writes "
-            f"none; add --record (without --quick; with --only, --join too) or --csv OUT"
+            f"a benchmark on {place.device} has the parts {', '.join(able)}: got {parts}; "
+            f"{' and '.join(CPU_PARTS)} run on a CPU, use --device cpu for them"
         )
+    return parts
+
+
+def run_bench(
+    parts: Sequence[str], place: Place, *, quick: bool = False, runs: int = 1
+) -> tuple[list[Row], list[LeftOut]]:
+    """The rows of these parts, and what was left out because the machine cannot hold it; of several
+    runs, each comparison's row of median ratio.
+
+    ``quick``: small sizes and few repetitions, and no aims where the sizes are not the aimed ones.
+    """
+    found: list[list[Row]] = []
+    left_out: dict[LeftOut, None] = {}
+    for run in range(runs):
+        rows: list[Row] = []
+        for part in parts:
+            for some in PARTS[part](quick, place):
+                if isinstance(some, LeftOut):
+                    left_out[some] = None
+                else:
+                    rows += some
+                what = some.sentence() if isinstance(some, LeftOut) else some[-1].case
+                _tell(f"run {run + 1} of {runs}: {part}, {what}")
+        found.append(rows)
+    return median_rows(found), list(left_out)
+
+
+def _place_of_rows(given: argparse.Namespace, place: Place) -> Path | None:
+    """The file to write, known before minutes are spent; None where nothing is to be written."""
+    out: Path | None = given.csv
+    part_of_file = bool(given.only) and not given.join
+    if out is None and given.record and not given.quick and not part_of_file:
+        runs = Path(kvlab.__file__).resolve().parents[1] / "data" / "runs"
+        out = runs / f"bench-{place.slug}.csv"
+        if not out.parent.is_dir():
+            raise StudyError(
+                f"a benchmark is recorded in data/runs of the checkout: got a package whose folder "
+                f"lacks it, for {out.name!r}; name a file with --csv, or leave --record out"
+            )
+    if out is None and (given.keep or given.join):
+        raise StudyError(
+            "--keep and --join keep lines of a file that is written, and this run writes none; add "
+            "--record (without --quick; with --only, --join too) or --csv OUT"
+        )
+    return out
 
 
 def parser() -> argparse.ArgumentParser:
@@ -73,42 +148,47 @@ def parser() -> argparse.ArgumentParser:
         "would take more is left out. --quick takes little of either, and its ratios are not "
         "those of the aims.",
     )
-    made.add_argument("--quick", action="store_true", help="small sizes, half a minute")
-    made.add_argument(
-        "--only", action="append", choices=list(PARTS), help="this part only; may be given twice"
-    )
-    made.add_argument(
+    add = made.add_argument
+    add("--quick", action="store_true", help="small sizes, half a minute")
+    add("--only", action="append", choices=list(PARTS), help="this part only; may be given twice")
+    add(
         "--repeat",
         type=_whole,
         default=1,
         metavar="N",
         help="run everything N times and show each comparison's run of median ratio",
     )
-    made.add_argument(
-        "--threads", type=_whole, metavar="N", help="threads of torch; else what torch takes"
-    )
-    made.add_argument(
-        "--device", default="cpu", metavar="DEVICE", help="cpu (default), cuda or cuda:N"
-    )
-    made.add_argument("--csv", type=place_of_file, metavar="OUT", help="write the rows to a file")
-    made.add_argument(
+    add("--threads", type=_whole, metavar="N", help="threads of torch; else what torch takes")
+    add("--device", default="cpu", metavar="DEVICE", help="cpu (default), cuda or cuda:N")
+    add("--csv", type=_place_of_file, metavar="OUT", help="write the rows to a file")
+    add(
         "--record",
         action="store_true",
         help="write data/runs/bench-<device>.csv, unless --quick, or --only without --join, makes "
         "less of it",
     )
-    made.add_argument(
+    add(
         "--keep",
         action="store_true",
         help="keep the lines that the file has of another number of threads",
     )
-    made.add_argument(
+    add(
         "--join",
         action="store_true",
         help="keep the lines that the file has of other parts: with --only, a run in pieces",
     )
-    made.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    add("--json", action="store_true", help="print JSON instead of the table")
     return made
+
+
+def _place_of_file(text: str) -> Path:
+    """Where a file can be made; refused before minutes are spent."""
+    path = Path(text)
+    if not text or path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(
+            f"OUT is a file in a folder that exists: got {text!r}; make the folder first"
+        )
+    return path
 
 
 def _whole(text: str) -> int:

@@ -1,38 +1,78 @@
 """What retraction, DCP and each known defect do to the logprobs of a real model's tokens.
 
-``kvlab.lab.drift.study`` runs a study; it imports transformers, which takes seconds. What is here
-names, reads and judges: conditions, defects, metrics, the result tables.
+``DriftStudy`` runs conditions and defects, metrics are measured, tables written, read and judged.
+Only ``run``, which a study loads when it makes a run, imports transformers.
 """
 
-from kvlab.lab.drift.conditions import CONDITIONS, DTYPES, NAMES, Condition, condition
-from kvlab.lab.drift.defects import DEFECTS, Defect, defect
-from kvlab.lab.drift.metrics import METRICS, UPSTREAM_TOLERANCE, Metric, metric
+from kvlab.lab.drift.defects import (
+    CONDITIONS,
+    DEFECTS,
+    DTYPES,
+    INTERVAL,
+    NAMES,
+    PREFIX,
+    REFERENCE,
+    Condition,
+    Defect,
+    Point,
+    condition,
+    defect,
+)
 from kvlab.lab.drift.prompts import Prompts, default_prompts, read_prompts
-from kvlab.lab.drift.question import answers, signatures
-from kvlab.lab.drift.results import Study, read_study, write_study
-from kvlab.lab.drift.verdicts import Verdict, verdicts
+from kvlab.lab.drift.results import (
+    SUMMARY,
+    Study,
+    read_study,
+    read_token_drift,
+    result_folder,
+    write_study,
+)
+from kvlab.lab.drift.study import DriftStudy
+from kvlab.lab.drift.tables import (
+    MARGIN,
+    METRICS,
+    UPSTREAM_TOLERANCE,
+    Metric,
+    first_above,
+    metric,
+    repetition_rate,
+)
+from kvlab.lab.drift.verdicts import REPORTED, Answer, Verdict, answers, argument, verdicts
 
 __all__ = [
     "CONDITIONS",
     "DEFECTS",
     "DTYPES",
+    "INTERVAL",
+    "MARGIN",
     "METRICS",
     "NAMES",
+    "PREFIX",
+    "REFERENCE",
+    "REPORTED",
+    "SUMMARY",
     "UPSTREAM_TOLERANCE",
+    "Answer",
     "Condition",
     "Defect",
+    "DriftStudy",
     "Metric",
+    "Point",
     "Prompts",
     "Study",
     "Verdict",
     "answers",
+    "argument",
     "condition",
     "default_prompts",
     "defect",
+    "first_above",
     "metric",
     "read_prompts",
     "read_study",
-    "signatures",
+    "read_token_drift",
+    "repetition_rate",
+    "result_folder",
     "verdicts",
     "write_study",
 ]

@@ -1,14 +1,29 @@
-"""The defects that public threads report around retraction, one entry each, all off by default.
+"""What the study runs: conditions, and the defects that public threads report around retraction.
 
-An entry says what the defect does and where it can act; ``cells`` does it. At c = 1 a widened id is
-a row and a merge has nothing to merge, so four of the entries cannot act there, whatever the load.
+    no_retraction      the floor of merge and batch
+    forced_fixed       somebody is retracted every third forward, with the fix
+    forced_before_fix  the same with the code before the fix, in its silent regime
+    natural            memory is short
+    recompute          as forced_fixed, but restored by a prefill of all tokens
+    defect:<name>      one defect on; ``faults`` does what an entry here says
+
+``forced_before_fix`` and ``defect:widened_as_rows`` are one and the same run under two names. At
+c = 1 a widened id is a row and a merge has nothing to merge, so four of the defects cannot act
+there, whatever the load.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-Reach = Literal["any c", "c > 1"]
+from kvlab.errors import StudyError
+
 Schedule = Literal["calm", "forced", "natural"]
+DTYPES = ("float32", "bfloat16", "fp8")
+PREFIX = "defect:"
+#: In forced schedules one request leaves every third forward: the default of
+#: SGLANG_TEST_RETRACT_INTERVAL.
+INTERVAL = 3
+KEY = ("condition", "defect", "dcp_size", "dtype")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +31,18 @@ class Defect:
     """One defect.
 
     Fields: ``name`` as in conditions ``defect:<name>``; ``title`` for people; ``source``: the
-    thread that reports it (*reported*), or why it is here; ``hypothetical``: no thread reports it;
-    ``what`` it does here; ``acts_at``: the DCP sizes at which it can change anything;
-    ``schedule``: which retractions show it; ``dtypes``: of the study in which it is run;
-    ``on_node``: prompts are prefilled on the decode node's ranks, without a hand-over;
-    ``tell_apart``: a measurement on a real server that would show this one and no other.
+    thread that reports it (*reported*), or why it is here; ``what`` it does here; ``acts_at``: the
+    DCP sizes at which it can change anything; ``tell_apart``: a measurement on a real server that
+    would show this one and no other; ``hypothetical``: no thread reports it; ``schedule``: which
+    retractions show it; ``dtypes``: of the study in which it is run; ``on_node``: prompts are
+    prefilled on the decode node's ranks, without a hand-over.
     """
 
     name: str
     title: str
     source: str
     what: str
-    acts_at: Reach
+    acts_at: Literal["any c", "c > 1"]
     tell_apart: str
     hypothetical: bool = False
     schedule: Schedule = "forced"
@@ -37,6 +52,46 @@ class Defect:
     def can_act(self, dcp_size: int) -> bool:
         """Whether it can change anything at that DCP size."""
         return self.acts_at == "any c" or dcp_size > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """``name`` of the tables; ``title`` for people; ``schedule``: "calm" (room for all), "forced"
+    (one request leaves every third forward), "natural" (the pool is short); ``restore``: "backup"
+    or "recompute"; ``defect``: what is broken, None for nothing; ``dtypes`` it is run in."""
+
+    name: str
+    title: str
+    schedule: Schedule
+    restore: Literal["backup", "recompute"] = "backup"
+    defect: Defect | None = None
+    dtypes: tuple[str, ...] = DTYPES
+
+    @property
+    def runs_as(self) -> str:
+        """The name under which its runs are kept; conditions that are the same share it."""
+        return f"{self.schedule}-{self.restore}" + (f"-{self.defect.name}" if self.defect else "")
+
+    @property
+    def fixed(self) -> str:
+        """The condition that differs from this one by its defect alone."""
+        right = {"calm": "no_retraction", "forced": "forced_fixed", "natural": "natural"}
+        return self.name if self.defect is None else right[self.schedule]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A row of the summary: a condition at a DCP size in a dtype of ``DTYPES``."""
+
+    known: Condition
+    dcp_size: int
+    dtype: str
+
+    @property
+    def key(self) -> dict[str, object]:
+        """Its columns in every table; ``defect`` is "" for none."""
+        defect = self.known.defect.name if self.known.defect else ""
+        return dict(zip(KEY, (self.known.name, defect, self.dcp_size, self.dtype), strict=True))
 
 
 DEFECTS = (
@@ -147,7 +202,30 @@ DEFECTS = (
     ),
 )
 
+CONDITIONS = (
+    Condition("no_retraction", "no retraction", "calm"),
+    Condition("forced_fixed", "forced retraction, with the fix", "forced"),
+    Condition("forced_before_fix", "forced retraction, before the fix", "forced",
+              defect=DEFECTS[0], dtypes=DEFECTS[0].dtypes),
+    Condition("natural", "retraction when memory is short", "natural", dtypes=("float32",)),
+    Condition("recompute", "forced, restored by recompute", "forced", "recompute",
+              dtypes=("float32",)),
+    *(Condition(PREFIX + x.name, x.title, x.schedule, "backup", x, x.dtypes) for x in DEFECTS),
+)  # fmt: skip
+NAMES = tuple(known.name for known in CONDITIONS)
+#: What every run is compared with: one rank, no retraction, one request a forward. In no table.
+REFERENCE = Condition("reference", "the reference", "calm")
+
 
 def defect(name: str) -> Defect:
     """The defect of that name. Errors: KeyError."""
     return {found.name: found for found in DEFECTS}[name]
+
+
+def condition(name: str) -> Condition:
+    """The condition of that name. Errors: StudyError with the names that there are."""
+    if name not in NAMES:
+        raise StudyError(
+            f"a condition is one of {', '.join(NAMES)}: got {name!r}; name one of these"
+        )
+    return CONDITIONS[NAMES.index(name)]

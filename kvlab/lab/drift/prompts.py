@@ -13,6 +13,7 @@ ids, whatever they mean to it.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,9 +22,10 @@ from kvlab.engine.workload import Request, Workload
 from kvlab.errors import WorkloadError
 from kvlab.memory.published import data_path
 
-FILE = ("drift", "prompts.jsonl")
 #: Seconds of a forward, by which arrivals are placed on steps.
 STEP_S = 0.025
+#: Most requests at once; the stored ones come about every third forward and reach 17.
+RUNNING = 20
 #: Most positions of a request, prompt and output: a pool holds 20 of the longest, on each rank.
 LONGEST = 16_384
 
@@ -57,15 +59,15 @@ class Prompts:
                 f"a request decodes at least one token after its prefill's: got output_tokens="
                 f"{output_tokens}, the bound is 2"
             )
-        lengths = [r.output_tokens for r in self.workload.requests[:requests]]
-        cut = [n if output_tokens is None else min(n, output_tokens) for n in lengths]
-        return _prompts(self.tokens[:requests], cut, self.answers[:requests])
+        most = LONGEST if output_tokens is None else output_tokens
+        lengths = [min(r.output_tokens, most) for r in self.workload.requests[:requests]]
+        return _prompts(self.tokens[:requests], lengths, self.answers[:requests])
 
 
 @lru_cache
 def default_prompts() -> Prompts:
     """The 48 requests that are stored with the project. Errors: as ``read_prompts``."""
-    return read_prompts(data_path(*FILE))
+    return read_prompts(data_path("drift", "prompts.jsonl"))
 
 
 def read_prompts(path: Path) -> Prompts:
@@ -73,7 +75,6 @@ def read_prompts(path: Path) -> Prompts:
 
     Errors: WorkloadError, naming the line that breaks a rule, or the file that cannot be read.
     """
-    tokens, lengths, answers = [], [], []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -87,12 +88,12 @@ def read_prompts(path: Path) -> Prompts:
             f"a file of prompts holds at least 1 request, one a line: {str(path)!r} has 0 lines; "
             f"write a line with prompt, answer and output_tokens"
         )
+    tokens, lengths, answers = [], [], []
     for number, line in enumerate(lines, start=1):
         try:
             found = json.loads(line)
-            prompt = found["prompt"].encode("ascii")
-            answer = found["answer"].encode("ascii")
-            length = found["output_tokens"]
+            prompt, length = found["prompt"].encode("ascii"), found["output_tokens"]
+            answers.append(found["answer"].encode("ascii"))
             if not prompt or type(length) is not int or length < 2:
                 raise ValueError("an empty prompt, or output_tokens that is no int of at least 2")
             if len(prompt) + length > LONGEST:
@@ -107,14 +108,11 @@ def read_prompts(path: Path) -> Prompts:
             ) from None
         tokens.append(tuple(prompt))
         lengths.append(length)
-        answers.append(answer)
     return _prompts(tokens, lengths, answers)
 
 
 def _prompts(
-    tokens: "list[tuple[int, ...]] | tuple[tuple[int, ...], ...]",
-    lengths: list[int],
-    answers: "list[bytes] | tuple[bytes, ...]",
+    tokens: Sequence[tuple[int, ...]], lengths: Sequence[int], answers: Sequence[bytes]
 ) -> Prompts:
     # One in every three forwards, unevenly: whoever is newest is retracted first, so requests
     # that come one by one are all retracted about once, at different ages.

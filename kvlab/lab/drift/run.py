@@ -7,6 +7,14 @@ falls into loops by itself, and those would drown the loops that a defect makes;
 draws break up loops of either kind. 0.7 lies between: how many requests repeat depends on it.
 
 The reference: one rank, no retraction, one request a forward (``batch_invariant``), same dtype.
+
+Pages hold one row (P = 1). What a victim gives up is then taken by others within one forward, so it
+comes back to other slots although it was away for one forward only. (SGLang's decode nodes sort
+their free pages, ``need_sort``, and get the same from that.)
+
+Silent regime: ids lie in [W, (u + 1) W) when u pages are in use, lowest first. All of them are
+rows of a rank, so that code which takes ids for rows raises nothing, when (u + 1) W <= (N + 1) P,
+that is N + 1 >= c (u + 1). "forced" and "calm" pools are that large at every c.
 """
 
 import logging
@@ -18,9 +26,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import (
     Forced,
     Greedy,
@@ -28,43 +36,35 @@ from kvlab.engine.model import (
     Sampler,
     Seeded,
     ShardedModel,
+    Watch,
     load_model,
 )
-from kvlab.engine.scheduler import StepNode
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.lab.drift.cells import CELLS, MERGES, Verified
-from kvlab.lab.drift.conditions import Condition, condition
-from kvlab.lab.drift.events import as_array
-from kvlab.lab.drift.metrics import divergence, ranks
-from kvlab.lab.drift.node import PAGE_SIZE, node_config
-from kvlab.lab.drift.prompts import Prompts
+from kvlab.lab.drift.defects import INTERVAL, REFERENCE, Point
+from kvlab.lab.drift.faults import CELLS, MERGES, Verified
+from kvlab.lab.drift.prompts import RUNNING, STEP_S, Prompts
+from kvlab.lab.drift.tables import cut, divergence, events_array, ranks
+from kvlab.lab.keep import Values
 from kvlab.memory import PagedTokenToKVPoolAllocator
 from kvlab.ops import merge_partials
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
 ROWS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-Arrays = dict[str, NDArray[np.generic]]
+PAGE_SIZE = 1
+#: Capacity of a short pool, as a share of what all running requests hold when they end: so short
+#: that there are 10 retractions or more at each c (with --quick at least one), and no abort.
+SHORT = 0.195
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs of a study share: ``model``: a folder; ``prompts``; ``running`` requests at
-    once; ``seed`` and ``temperature`` of the free view."""
+    """What all runs of a study share: ``model``: a folder; ``prompts``; ``seed`` and
+    ``temperature`` of the free view."""
 
     model: str
     prompts: Prompts
-    running: int
-    seed: int
+    seed: int = 0
     temperature: float = 0.7
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """``tokens``: output of each request, by rid; ``logprobs`` float32 ``(tokens, vocabulary)`` of
-    all, request after request."""
-
-    tokens: tuple[tuple[int, ...], ...]
-    logprobs: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,64 +81,80 @@ class Drawn:
         return self.seeded.pick(rid, position, logprobs)
 
 
-def reference_run(setting: Setting, dtype: str, view: str) -> tuple[Reference, Arrays]:
+def node_config(point: Point, prompts: Prompts) -> NodeConfig:
+    """The node of a point: how large its pools are, and who leaves when."""
+    known, wide = point.known, PAGE_SIZE * point.dcp_size
+    if known.schedule == "natural":
+        requests = prompts.workload.requests
+        mean = sum(r.prompt_tokens + r.output_tokens for r in requests) / len(requests)
+        pages = -(-int(max(SHORT * RUNNING * mean, prompts.positions + wide)) // wide)
+    else:
+        pages = point.dcp_size * (RUNNING * -(-prompts.positions // wide) + 1)
+    return NodeConfig(
+        DcpLayout(point.dcp_size, PAGE_SIZE, pages),
+        concurrency=None,
+        max_running=RUNNING,
+        step_time_s=STEP_S,
+        reserved_decode_tokens=0,  # else a short pool admits so few that it never runs dry
+        restore=known.restore,
+        force_retract_interval=INTERVAL if known.schedule == "forced" else None,
+    )
+
+
+def reference_run(setting: Setting, dtype: str, view: str) -> Values:
     """The reference of a dtype: for "forced" its greedy output, for "free" the drawn one.
 
-    Returns it, and as arrays: ``token`` int32 and ``logprob`` float32, one a token.
+    Returns ``token`` int32 and ``logprob`` float32, one a token, request after request; ``length``
+    int32, the tokens of each request; for "forced" ``logprobs`` float32 ``(tokens, vocabulary)``.
     """
-    calm = condition("no_retraction")
-    sampler: Sampler = (
-        Greedy() if view == "forced" else Drawn(Seeded(setting.seed, setting.temperature))
-    )
     lines: dict[int, list[Tensor]] = {}
-    cells = _cells(setting, calm, 1, dtype, sampler, batch_invariant=True)
-    cells.watch = lambda rid, position, logprobs: lines.setdefault(rid, []).append(logprobs)
-    _play(setting, calm, 1, cells)
-    outputs = tuple(tuple(cells.streams[rid].output) for rid in sorted(cells.streams))
+    sampler = Greedy() if view == "forced" else Drawn(Seeded(setting.seed, setting.temperature))
+    cells, _ = _played(
+        setting,
+        Point(REFERENCE, 1, dtype),
+        sampler,
+        lambda rid, position, logprobs: lines.setdefault(rid, []).append(logprobs),
+    )
+    outputs = [cells.streams[rid].output for rid in sorted(lines)]
     logprobs = torch.stack([line for rid in sorted(lines) for line in lines[rid]])
     picked = torch.tensor([token for output in outputs for token in output])
-    chosen = logprobs.gather(1, picked[:, None]).flatten()
-    arrays: Arrays = {"token": picked.int().numpy(), "logprob": chosen.numpy()}
-    return Reference(outputs, logprobs), arrays
-
-
-def forced_run(
-    setting: Setting, known: Condition, dcp_size: int, dtype: str, reference: Reference
-) -> Arrays:
-    """One token an element, request after request: ``logprob`` float32 of the reference's token,
-    ``kl`` float32 (nats), ``rank`` int32; ``events`` int32 ``(events, 4)``: step, kind, request, KV
-    tokens; ``restores`` int32 ``(2,)``: those that came back as they left, and the others."""
-    streams = {
-        rid: (*setting.prompts.tokens[rid], *output) for rid, output in enumerate(reference.tokens)
+    return {
+        "token": picked.int().numpy(),
+        "logprob": logprobs.gather(1, picked[:, None]).flatten().numpy(),
+        "length": np.array([len(output) for output in outputs], np.int32),
+        **({"logprobs": logprobs.numpy()} if view == "forced" else {}),
     }
-    starts, begin = [], 0
-    for rid, output in enumerate(reference.tokens):
-        starts.append(begin - len(setting.prompts.tokens[rid]))
-        begin += len(output)
-    said = torch.full_like(reference.logprobs, torch.nan)  # NaN: never said
+
+
+def forced_run(setting: Setting, point: Point, reference: Values) -> Values:
+    """One token an element, request after request: ``logprob`` float32 of the reference's token,
+    ``kl`` float32 (nats), ``rank`` int32; ``events`` as ``tables.events_array``; ``restores``
+    int32 ``(2,)``: those that came back as they left, and the others."""
+    prompts, lengths = setting.prompts.tokens, reference["length"].tolist()
+    outputs = cut(reference["token"], lengths)
+    streams = {rid: (*prompts[rid], *output.tolist()) for rid, output in enumerate(outputs)}
+    starts = np.cumsum([0, *lengths[:-1]]) - [len(prompt) for prompt in prompts]
+    wanted = torch.from_numpy(reference["logprobs"])
+    said = torch.full_like(wanted, torch.nan)  # NaN: never said
 
     def watch(rid: int, position: int, logprobs: Tensor) -> None:
         said[starts[rid] + position] = logprobs
 
-    cells = _cells(setting, known, dcp_size, dtype, Forced(streams))
-    cells.watch = watch
-    events = _play(setting, known, dcp_size, cells)
-    tokens = torch.tensor([token for output in reference.tokens for token in output])
+    cells, events = _played(setting, point, Forced(streams), watch)
+    tokens = torch.from_numpy(reference["token"]).long()
     return {
         "logprob": said.gather(1, tokens[:, None]).flatten().numpy(),
-        "kl": divergence(reference.logprobs, said).float().numpy(),
+        "kl": divergence(wanted, said).float().numpy(),
         "rank": ranks(tokens, said).int().numpy(),
         "events": events,
         "restores": np.array([cells.same, cells.different], np.int32),
     }
 
 
-def free_run(setting: Setting, known: Condition, dcp_size: int, dtype: str) -> Arrays:
+def free_run(setting: Setting, point: Point) -> Values:
     """``token`` int32 and ``logprob`` float32 of what was drawn, request after request; ``events``
     as in ``forced_run``."""
-    sampler = Drawn(Seeded(setting.seed, setting.temperature))
-    cells = _cells(setting, known, dcp_size, dtype, sampler)
-    events = _play(setting, known, dcp_size, cells)
+    cells, events = _played(setting, point, Drawn(Seeded(setting.seed, setting.temperature)))
     streams = [cells.streams[rid] for rid in sorted(cells.streams)]
     return {
         "token": np.array([t for s in streams for t in s.output], np.int32),
@@ -147,42 +163,36 @@ def free_run(setting: Setting, known: Condition, dcp_size: int, dtype: str) -> A
     }
 
 
-def _cells(
+def _played(
     setting: Setting,
-    known: Condition,
-    dcp_size: int,
-    dtype: str,
+    point: Point,
     sampler: Sampler,
-    *,
-    batch_invariant: bool = False,
-) -> Verified:
-    kept = _loaded(setting.model, dtype, setting.prompts)
-    name = known.defect.name if known.defect is not None else ""
-    config = node_config(known, dcp_size, setting.prompts, setting.running)
+    watch: Watch | None = None,
+) -> tuple[Verified, Any]:
+    """The cells after a run of all requests, and its events."""
+    defect, loaded = point.known.defect, _loaded(setting.model, point.dtype, setting.prompts)
+    name, on_node = (defect.name, defect.on_node) if defect is not None else ("", False)
+    config = node_config(point, setting.prompts)
     sharded = ShardedModel(
-        kept.model,
+        loaded.model,
         config.layout,
-        requests=setting.running,
-        kv_dtype=ROWS[dtype],
-        batch_invariant=batch_invariant,
+        requests=RUNNING,
+        kv_dtype=ROWS[point.dtype],
+        batch_invariant=point.known == REFERENCE,
         select_padding=name != "nan_padding",
         merge=MERGES.get(name, merge_partials),
     )
-    _warm(sharded, kept, setting.prompts)
-    on_node = known.defect is not None and known.defect.on_node
-    return CELLS.get(name, Verified)(
+    _warm(sharded, loaded, setting.prompts)
+    cells = CELLS.get(name, Verified)(
         sharded,
         dict(enumerate(setting.prompts.tokens)),
         sampler=sampler,
         handover=not on_node,
-        prefilled=None if on_node else kept.prefilled,
+        prefilled=None if on_node else loaded.prefilled,
+        watch=watch,
     )
-
-
-def _play(setting: Setting, known: Condition, dcp_size: int, cells: Verified) -> NDArray[np.int32]:
-    config = node_config(known, dcp_size, setting.prompts, setting.running)
     done = StepNode(config, cells).run(setting.prompts.workload, record=True)
-    return as_array(done.events)
+    return cells, events_array(done.events)
 
 
 @dataclass(slots=True)

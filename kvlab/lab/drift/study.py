@@ -1,46 +1,45 @@
 """The drift study: every condition at every DCP size, teacher-forced and free-running.
 
-    study = DriftStudy(model="data/checkpoints/tiny-kimi-linear")
-    result = study.run(cache=Path("build/drift"))
-    write_study(result, Path("data/runs/drift"))
+    study = DriftStudy(Path("data/checkpoints/tiny-kimi-linear"), default_prompts())
+    write_study(study.run(cache=Path("build/drift")), Path("data/runs/drift"))
 
 Runs are spread over processes of one thread each and kept as they finish, one file a run, so that a
-study that is killed goes on where it stopped. Importing this module imports transformers.
+study that is killed goes on where it stopped. As a command this module
+writes every token of some requests in every run, which the drift explorer colors:
+
+    python -m kvlab.lab.drift.study --cache build/cache/drift --out data/runs/drift
 """
 
+import argparse
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from kvlab.errors import StudyError
-from kvlab.lab.drift.assemble import assemble
-from kvlab.lab.drift.cache import model_digest, weights_digest
-from kvlab.lab.drift.conditions import DTYPES, NAMES, Condition, condition
-from kvlab.lab.drift.prompts import Prompts
-from kvlab.lab.drift.results import Study
-from kvlab.lab.drift.run import Reference, Setting, forced_run, free_run, reference_run
+from kvlab.lab.drift.defects import DTYPES, NAMES, REFERENCE, Point, condition
+from kvlab.lab.drift.prompts import RUNNING, Prompts, default_prompts
+from kvlab.lab.drift.results import TOKEN_DRIFT, Study, result_folder
+from kvlab.lab.drift.tables import Find, assemble, cut, run_data
 from kvlab.lab.keep import Keep, Note, Progress, Values, finished, point_key
 from kvlab.lab.origin import collect_origin
+from kvlab.memory.published import data_path
 
 VIEWS = ("forced", "free")
-#: Most requests at once; the stored ones come about every third forward and reach 17.
-RUNNING, MOST_RANKS = 20, 256
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One run to be made. ``name``: a condition of those that share it, or "reference"."""
-
-    view: str
-    name: str
-    dcp_size: int
-    dtype: str
+MOST_RANKS = 256
+#: Below this size a model's file is hashed whole; of a larger one so many pieces, its two ends
+#: among them: fine-tuned weights may keep both ends, the embeddings, as they were.
+WHOLE, PIECES = 2**26, 64
+COMMAND = "python -m kvlab.lab.drift.study"
+#: How many requests ``token_drift`` keeps.
+REQUESTS = 12
 
 
 @dataclass(frozen=True)
@@ -69,26 +68,18 @@ class DriftStudy:
     temperature: float = 0.7
 
     def __post_init__(self) -> None:
-        for name, axis, known in (
-            ("dcp_sizes", self.dcp_sizes, None),
-            ("conditions", self.conditions, NAMES),
-            ("dtypes", self.dtypes, DTYPES),
-            ("views", self.views, VIEWS),
-        ):
+        words = {"conditions": NAMES, "dtypes": DTYPES, "views": VIEWS}
+        for name in ("dcp_sizes", *words):
+            axis, known = getattr(self, name), words.get(name, range(1, MOST_RANKS + 1))
             if not axis or len(set(axis)) != len(axis):
                 raise StudyError(f"{name} must name at least one value, each once: got {axis}")
             for i, value in enumerate(axis):
-                if known is not None and value not in known:
+                if value not in known:
+                    allowed = ", ".join(words.get(name, [f"1 .. {MOST_RANKS}"]))
                     raise StudyError(
-                        f"{name} are of {', '.join(known)}: got {value!r} at place {i} of "
-                        f"{len(axis)}; name one of these"
+                        f"{name} are of {allowed}: got {value!r} at place {i} of {len(axis)}; name "
+                        f"one of these"
                     )
-        for i, size in enumerate(self.dcp_sizes):
-            if not 1 <= size <= MOST_RANKS:
-                raise StudyError(
-                    f"a DCP size is in [1, {MOST_RANKS}]: got {size} at place {i} of "
-                    f"{self.dcp_sizes}; all ranks are pools of one process"
-                )
         if "forced" not in self.views:
             raise StudyError(
                 f"the forced view is the one that drift is measured in: got views={self.views}; "
@@ -105,39 +96,19 @@ class DriftStudy:
                 f"with config.json and safetensors, or train it first"
             )
 
-    @cached_property
-    def setting(self) -> Setting:
-        """What all runs share."""
-        return Setting(str(self.model), self.prompts, RUNNING, self.seed, self.temperature)
-
-    def known(self) -> list[Condition]:
-        """The conditions, with those that they are compared with, in the order of the catalogue."""
+    def points(self) -> list[Point]:
+        """The rows of the summary, conditions in the order of the catalogue. What a condition is
+        compared with is taken along, in its dtypes."""
         asked = [condition(name) for name in self.conditions]
-        names = {"no_retraction", *self.conditions, *(c.fixed for c in asked)}
-        return [condition(name) for name in NAMES if name in names]
-
-    def points(self) -> list[tuple[Condition, int, str]]:
-        """(condition, DCP size, dtype) of the rows of the summary.
-
-        What a condition is compared with is run in its dtypes too.
-        """
-        known = self.known()
+        names = {"no_retraction", *self.conditions, *(known.fixed for known in asked)}
+        known = [condition(name) for name in NAMES if name in names]
         return [
-            (found, c, dtype)
+            Point(found, c, dtype)
             for dtype in self.dtypes
             for found in known
             for c in self.dcp_sizes
             if any(dtype in x.dtypes for x in known if found.name in (x.name, x.fixed))
         ]
-
-    def tasks(self) -> tuple[list[Task], list[Task]]:
-        """The references, and the runs that need them."""
-        first = [Task(v, "reference", 1, d) for d in self.dtypes for v in self.views]
-        rest: dict[tuple[str, str, int, str], Task] = {}
-        for found, c, dtype in self.points():
-            for view in self.views:
-                rest.setdefault((view, found.runs_as, c, dtype), Task(view, found.name, c, dtype))
-        return first, list(rest.values())
 
     def parameters(self) -> dict[str, object]:
         """What decides the figures, as plain values for an origin stamp."""
@@ -163,51 +134,49 @@ class DriftStudy:
         note: Note | None = None,
         command: str = "kvlab drift",
     ) -> Study:
-        """The tables.
+        """The tables. Arguments and errors as ``runs``; ``command``: for the origin."""
+        find = self.runs(jobs=jobs, keep=Keep(cache, note), progress=progress)
+        origin = collect_origin(command, self.seed, self.parameters(), "cpu").as_dict()
+        return assemble(self.points(), find, self.prompts, origin)
+
+    def runs(
+        self, *, jobs: int | None = None, keep: Keep, progress: Progress | None = None
+    ) -> Find:
+        """The arrays of all runs, by view and point: the references first, then what needs them.
 
         Args:
             jobs: processes; None takes the cores of this machine.
-            cache: folder of finished runs; None keeps none.
+            keep: where finished runs are kept.
             progress: called with (runs done, runs).
-            note: called with a sentence for each damaged file of the cache.
-            command: for the origin.
 
         Errors: StudyError for jobs below 1 or a cache that cannot be written; as ``load_model``.
         """
-        keep = Keep(cache, note)
-        first, rest = self.tasks()
-        told = progress or (lambda done, total: None)
-        total = len(first) + len(rest)
-        runs = finished(
-            {self._key(task): partial(_make, self, task, None) for task in first},
+        first = [(view, Point(REFERENCE, 1, x)) for x in self.dtypes for view in self.views]
+        # Points that are the same run share its key.
+        rest = {self._key(view, p): (view, p) for p in self.points() for view in self.views}
+        told, total = progress or (lambda done, total: None), len(first) + len(rest)
+        found = finished(
+            {self._key(*run): partial(_make, self, *run, None) for run in first},
             keep=keep,
             jobs=jobs,
             progress=lambda done, _: told(done, total),
         )
-        references = {task.dtype: runs[self._key(task)] for task in first if task.view == "forced"}
-        runs |= finished(
-            {
-                self._key(task): partial(
-                    _make, self, task, references[task.dtype] if task.view == "forced" else None
-                )
-                for task in rest
-            },
+        texts = {p.dtype: found[self._key(view, p)] for view, p in first if view == "forced"}
+        found |= finished(
+            {key: partial(_make, self, *run, texts[run[1].dtype]) for key, run in rest.items()},
             keep=keep,
             jobs=jobs,
             progress=lambda done, _: told(len(first) + done, total),
         )
+        return lambda view, point: found.get(self._key(view, point))
 
-        def find(view: str, name: str, dcp_size: int, dtype: str) -> Values | None:
-            return runs.get(self._key(Task(view, name, dcp_size, dtype)))
-
-        origin = collect_origin(command, self.seed, self.parameters(), "cpu").as_dict()
-        return assemble(self.points(), find, self.prompts, origin)
-
-    def _key(self, task: Task) -> str:
+    def _key(self, view: str, point: Point) -> str:
         # Neither what was drawn nor its reference depends on anything else.
-        drawn = [self.seed, self.temperature] if task.view == "free" else []
-        runs_as = task.name if task.name == "reference" else condition(task.name).runs_as
-        return point_key(*self._facts, task.view, runs_as, task.dcp_size, task.dtype, *drawn)
+        drawn = [self.seed, self.temperature] if view == "free" else []
+        alone = point.known == REFERENCE
+        return point_key(
+            *(self._facts, view, alone, point.known.runs_as, point.dcp_size, point.dtype, drawn)
+        )
 
     @cached_property
     def _facts(self) -> list[object]:
@@ -215,25 +184,105 @@ class DriftStudy:
         return [model_digest(Path(self.model)), prompts, self.prompts.workload.digest, RUNNING]
 
 
-def _make(study: DriftStudy, task: Task, reference: Values | None) -> Values:
-    """Make one run, in one thread; ``reference``: the one of a run of the forced view."""
+def _make(study: DriftStudy, view: str, point: Point, reference: Values | None) -> Values:
+    """Make one run, in one thread; ``reference``: the forced one of its dtype, which has none."""
+    from kvlab.lab.drift.run import Setting, forced_run, free_run, reference_run
+
+    setting = Setting(str(study.model), study.prompts, study.seed, study.temperature)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _arrays(study, task, reference)
+        if reference is None:
+            return reference_run(setting, point.dtype, view)
+        return (
+            forced_run(setting, point, reference) if view == "forced" else free_run(setting, point)
+        )
     finally:
         torch.set_num_threads(threads)
 
 
-def _arrays(study: DriftStudy, task: Task, reference: Values | None) -> Values:
-    if task.name == "reference":
-        made, arrays = reference_run(study.setting, task.dtype, task.view)
-        lengths = np.array([len(output) for output in made.tokens], np.int32)
-        return {**arrays, "logprobs": made.logprobs.numpy(), "length": lengths}
-    known = condition(task.name)
-    if reference is None:
-        return free_run(study.setting, known, task.dcp_size, task.dtype)
-    cuts = np.cumsum(reference["length"])[:-1]
-    outputs = tuple(tuple(part.tolist()) for part in np.split(reference["token"], cuts))
-    found = Reference(outputs, torch.from_numpy(reference["logprobs"]))
-    return forced_run(study.setting, known, task.dcp_size, task.dtype, found)
+def model_digest(folder: Path) -> str:
+    """SHA-256 over config, weights and their index, which decide what a model says; not over what
+    else lies beside them. Of a file above 64 MiB its size and 64 MiB of it count."""
+    digest = hashlib.sha256()
+    named = [folder / "config.json", *sorted(folder.glob("*.safetensors*"))]
+    for path in [path for path in named if path.is_file()]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            length = WHOLE // PIECES
+            for i in range(PIECES if size > WHOLE else 0):
+                file.seek((size - length) * i // (PIECES - 1))
+                digest.update(file.read(length))
+            digest.update(b"" if size > WHOLE else file.read())
+    return digest.hexdigest()
+
+
+def weights_digest(folder: Path) -> str:
+    """What an origin names: the SHA-256 of ``model.safetensors``, as any tool prints it; where that
+    file is missing or above 64 MiB, ``model_digest``."""
+    path = folder / "model.safetensors"
+    if not path.is_file() or path.stat().st_size > WHOLE:
+        return model_digest(folder)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.DataFrame:
+    """Each token of the first requests in each run of the forced view, columns ``TOKEN_DRIFT`` as
+    in their file (``results.read_token_drift``); what ``cache`` has is not run again.
+
+    Errors: as ``DriftStudy.runs``.
+    """
+    study = DriftStudy(model, default_prompts(), views=("forced",))
+    find = study.runs(keep=Keep(cache))
+    rows = []
+    for point in study.points():
+        reference, run = (
+            find("forced", Point(REFERENCE, 1, point.dtype)),
+            run_data(find, point, study.prompts),
+        )
+        assert reference is not None  # run just now
+        texts = cut(reference["token"], reference["length"])
+        for rid in range(requests):
+            values = np.abs(run.dlogprob[rid])
+            rows.append(
+                (
+                    *(point.known.name, point.dcp_size, point.dtype, rid),
+                    " ".join(map(str, run.back.get(rid, []))),
+                    bytes(texts[rid].astype(np.uint8).tolist()).hex(),
+                    " ".join(f"{value:.3g}" for value in values),
+                )
+            )
+    return pd.DataFrame(rows, columns=list(TOKEN_DRIFT))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of ``python -m kvlab.lab.drift.study``."""
+    made = argparse.ArgumentParser(
+        prog=COMMAND, description="Write every token of some requests in every run of a study."
+    )
+    for name, place, what in (
+        ("--cache", "build/cache/drift", "finished runs"),
+        ("--out", "data/runs/drift", "where the table goes"),
+    ):
+        made.add_argument(
+            name, type=Path, default=Path(place), metavar="DIR", help=f"{what} (%(default)s)"
+        )
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make the table and its origin."""
+    asked = parser().parse_args(argv)
+    place = result_folder(asked.out)
+    model = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
+    table = token_drift(model, asked.cache)
+    about = {"model": model.name, "requests": REQUESTS, "view": "forced"}
+    origin = collect_origin(COMMAND, None, about, "cpu").as_dict()
+    place.put("token_drift.csv", table.to_csv(index=False, lineterminator="\n"))
+    place.put("token_drift.json", json.dumps(origin, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,102 +1,260 @@
-"""From the arrays of runs to the tables of the study: one row a request, a position, a condition.
+"""From the arrays of runs to the tables of the study, and each metric on the way, defined once.
 
-Every number is *measured* on a real model; the workload is synthetic. Tokens whose logprob is NaN
-are counted (``nan_tokens``) and left out of maxima, means and percentiles; where nothing is left,
-the field is empty in a CSV, null in JSON and NaN in a frame, and reads back as NaN.
+Figures, notebook and command line take names and symbols from ``METRICS``. A *reference* p is the
+next-token distribution of one rank without retraction; a *run* q is that of the condition. Every
+number is *measured* on a real model; the workload is synthetic. Tokens whose logprob is NaN are
+counted (``nan_tokens``) and left out of maxima, means and percentiles; where nothing is left, the
+field is empty in a CSV, null in JSON and NaN in a frame, and reads back as NaN.
+
+Worked example of the repetition rate, period 2: of the output ``a b a b a b a b a b`` the tokens at
+positions 7, 8 and 9 end a stretch of at least 8 tokens that repeats with period 2; rho = 3 / 10.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from kvlab.engine.result import Event
-from kvlab.lab.drift.metrics import (
-    REPEATS,
-    edit_distance,
-    first_above,
-    first_difference,
-    repetition_rate,
-)
+from kvlab.engine import Event, EventKind
+from kvlab.lab.drift.defects import REFERENCE, Point, condition
+from kvlab.lab.drift.prompts import Prompts
+from kvlab.lab.drift.results import EVENTS, POSITIONS, REQUESTS, SUMMARY, TOKENS, Study
+from kvlab.lab.keep import Values
 from kvlab.lab.timeline import intervals
 
 Floats = NDArray[np.float64]
+Row = dict[str, object]
+#: The arrays of a run, by view and point; None where none was run.
+Find = Callable[[str, Point], Values | None]
+KINDS: tuple[EventKind, ...] = ("arrive", "admit", "retract", "resume", "finish", "abort")
+#: The run whose events and tokens are kept, the first of these that was run; c as near 4 as any.
+TIMELINE = ("forced_before_fix", "forced_fixed", "no_retraction")
 #: Two maxima over the same noise differ by less than this factor; drift above it is no noise.
 MARGIN = 2.0
+#: Longest period, in tokens, that counts as a repetition.
+LONGEST_PERIOD = 8
+#: Least tokens of a stretch that counts, and least times that it holds its period.
+LEAST_STRETCH, LEAST_TIMES = 8, 3
+#: By how much rho must exceed that of the reference for a request to count as repeating.
+REPEATS = 0.25
+#: The tolerance on output logprobs of SGLang's PD test under DCP 4 (*reported*, by that test).
+UPSTREAM_TOLERANCE = 0.20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A column of the result tables: ``name`` there, ``symbol``, ``unit`` and ``definition`` for
+    people, ``view``: "forced" or "free"."""
+
+    name: str
+    symbol: str
+    unit: str
+    definition: str
+    view: str
+
+
+METRICS = (
+    Metric(
+        "abs_dlogprob", "|Δℓ|", "nats", "|ln q(x) - ln p(x)| of the reference's token x", "forced"
+    ),
+    Metric("max_abs_dlogprob", "max |Δℓ|", "nats", "largest |Δℓ| over the finite tokens", "forced"),
+    Metric("mean_abs_dlogprob", "mean |Δℓ|", "nats", "mean |Δℓ| over the finite tokens", "forced"),
+    Metric("p99_abs_dlogprob", "p99 |Δℓ|", "nats", "99th percentile of |Δℓ|", "forced"),
+    Metric("kl", "D", "nats", "mean over tokens of sum_x p(x) (ln p(x) - ln q(x))", "forced"),
+    Metric("rank", "r", "place", "place of the reference's token in q, 0 the likeliest", "forced"),
+    Metric("floor", "ε", "nats", "max |Δℓ| of no_retraction in that dtype, over all c", "forced"),
+    Metric("first_above_floor", "t_ε", "token", "first output position with |Δℓ| > 2 ε", "forced"),
+    Metric("first_divergence", "t_d", "token", "first output position with another token", "free"),
+    Metric("edit_distance", "d", "tokens", "least insertions, deletions and replacements", "free"),
+    Metric(
+        "repetition_rate",
+        "ρ",
+        "share",
+        f"share of output positions that end a stretch of at least {LEAST_STRETCH} tokens in which "
+        f"a block of at most {LONGEST_PERIOD} tokens follows itself {LEAST_TIMES} times or more",
+        "free",
+    ),
+    Metric(
+        "repeating_requests",
+        "n_ρ",
+        "requests",
+        f"requests whose ρ is at least {REPEATS} above the reference's",
+        "free",
+    ),
+)
+
+
+def metric(name: str) -> Metric:
+    """The metric of that name. Errors: KeyError for a name that no table has."""
+    return {m.name: m for m in METRICS}[name]
+
+
+def divergence(reference: Tensor, run: Tensor) -> Tensor:
+    """D of each token, nats, float64 ``(n,)``, never below 0; both are logprobs ``(n,
+    vocabulary)``. NaN where ``run`` has one. Tokens that the reference rules out weigh nothing."""
+    p, q = reference.double(), run.double()
+    chance = p.exp()
+    total = torch.where(chance > 0, chance * (p - q), 0.0).sum(dim=1).clamp_min(0.0)
+    return torch.where(torch.isnan(q).any(dim=1), torch.nan, total)
+
+
+def ranks(tokens: Tensor, logprobs: Tensor) -> Tensor:
+    """How many tokens are likelier than each of ``tokens`` int64 ``(n,)``; -1 where a line of
+    ``logprobs`` ``(n, vocabulary)`` holds a NaN."""
+    likelier = (logprobs > logprobs.gather(1, tokens[:, None])).sum(dim=1)
+    return torch.where(torch.isnan(logprobs).any(dim=1), -1, likelier)
+
+
+def first_difference(reference: Sequence[int], run: Sequence[int]) -> int | None:
+    """The first position where two outputs differ, or one of them has ended; None if never."""
+    for at, (a, b) in enumerate(zip(reference, run, strict=False)):
+        if a != b:
+            return at
+    return None if len(reference) == len(run) else min(len(reference), len(run))
+
+
+def first_above(values: Floats, bound: float) -> int | None:
+    """The first position whose value is above ``bound`` or is no number; None if there is none."""
+    found = np.flatnonzero(~(values <= bound))
+    return int(found[0]) if len(found) else None
+
+
+def edit_distance(reference: Sequence[int], run: Sequence[int]) -> int:
+    """Levenshtein: least insertions, deletions and replacements from one output to the other.
+
+    Cost: the product of the two lengths.
+    """
+    line = list(range(len(run) + 1))
+    for i, a in enumerate(reference, start=1):
+        corner, line[0] = line[0], i
+        for j, b in enumerate(run, start=1):
+            best = min(line[j] + 1, line[j - 1] + 1, corner + (a != b))
+            corner, line[j] = line[j], best
+    return line[-1]
+
+
+def repeating(tokens: Sequence[int]) -> NDArray[np.bool_]:
+    """Which positions end a repetition, bool ``(n,)``: see ``repetition_rate`` in ``METRICS``."""
+    x = np.asarray(tokens, dtype=np.int64)
+    marked = np.zeros(len(x), dtype=bool)
+    for period in range(1, LONGEST_PERIOD + 1):
+        stretch = max(LEAST_STRETCH, LEAST_TIMES * period)
+        run = 0  # positions in a row that equal the one a period before
+        for at in range(period, len(x)):
+            run = run + 1 if x[at] == x[at - period] else 0
+            if run + period >= stretch:
+                marked[at] = True
+    return marked
+
+
+def repetition_rate(tokens: Sequence[int]) -> float:
+    """rho of an output, 0 to 1; 0 for none."""
+    return float(repeating(tokens).mean()) if len(tokens) else 0.0
+
+
+FREE = (
+    "first_divergence",
+    "edit_distance",
+    "repetition_rate",
+    "reference_repetition_rate",
+    "repeating",
+)
+
+
+def largest(values: Floats) -> float:
+    """The largest finite value; 0 of no values, NaN where none of them is finite."""
+    finite = values[np.isfinite(values)]
+    return float(finite.max()) if len(finite) else (np.nan if len(values) else 0.0)
+
+
+def mean(values: Floats) -> float:
+    """The mean of the finite values; NaN where there are none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else np.nan
+
+
+def events_array(events: Iterable[Event]) -> NDArray[np.int32]:
+    """int32 ``(events, 4)``: step, kind, request, KV tokens. ``events_of`` reads it back."""
+    rows = [(e.step, KINDS.index(e.kind), e.rid, e.tokens) for e in events]
+    return np.array(rows, np.int32).reshape(-1, 4)
+
+
+def events_of(rows: NDArray[np.generic]) -> tuple[Event, ...]:
+    """The events again."""
+    return tuple(Event(step, KINDS[kind], rid, n) for step, kind, rid, n in rows.tolist())
+
+
+def cut(values: NDArray[Any], lengths: Sequence[int]) -> tuple[NDArray[Any], ...]:
+    """The values of each request, whose ``lengths`` these are."""
+    return tuple(np.split(values, np.cumsum(np.asarray(lengths, np.int64))[:-1]))
+
+
+@dataclass(frozen=True, eq=False)
 class RunData:
-    """One run, both views, cut by request: ``dlogprob`` and ``kl`` of each token, nats; ``rank``;
-    ``tokens`` drawn freely (None where that view was not run); ``events`` of the forced view;
-    ``restores``: how many came back bit-identical, and how many did not."""
+    """One run, both views, cut by request. ``prompts``: prompt lengths by rid; ``dlogprob`` and
+    ``kl`` of each token, nats; ``rank``; ``tokens`` drawn freely (None where that view was not
+    run); ``events`` of the forced view; ``restores``: how many came back bit-identical, and how
+    many did not."""
 
-    dlogprob: tuple[Floats, ...]
-    kl: tuple[Floats, ...]
-    rank: tuple[NDArray[np.int64], ...]
-    tokens: tuple[tuple[int, ...], ...] | None
-    events: tuple[Event, ...]
+    prompts: Sequence[int]
+    dlogprob: Sequence[Floats]
+    kl: Sequence[Floats]
+    rank: Sequence[NDArray[np.int64]]
+    tokens: Sequence[Sequence[int]] | None
+    events: Sequence[Event]
     restores: tuple[int, int] = (0, 0)
 
+    @cached_property
+    def back(self) -> dict[int, list[int]]:
+        """Of each request the output positions of the first tokens after its restores.
 
-def restores(events: Sequence[Event], prompts: Sequence[int]) -> dict[int, list[int]]:
-    """Of each request the output positions of the first tokens after its restores.
-
-    ``prompts``: prompt lengths by rid. A restored request holds KV of all tokens but the newest, so
-    with n positions it makes output n + 1 - p next; one that is recomputed holds all of them.
-    """
-    found: dict[int, list[int]] = {}
-    for event in events:
-        length = prompts[event.rid]
-        if event.kind == "resume":
-            found.setdefault(event.rid, []).append(event.tokens + 1 - length)
-        elif event.kind == "admit" and event.tokens > length:
-            found.setdefault(event.rid, []).append(event.tokens - length)
-    return found
+        A restored request holds KV of all tokens but the newest, so with n positions it makes
+        output n + 1 - p next; one that is recomputed holds all of them.
+        """
+        found: dict[int, list[int]] = {}
+        for event in self.events:
+            length = self.prompts[event.rid]
+            if event.kind == "resume":
+                found.setdefault(event.rid, []).append(event.tokens + 1 - length)
+            elif event.kind == "admit" and event.tokens > length:
+                found.setdefault(event.rid, []).append(event.tokens - length)
+        return found
 
 
 def request_rows(
-    run: RunData,
-    prompts: Sequence[int],
-    floor: float,
-    free_reference: Sequence[Sequence[int]] | None,
-) -> list[dict[str, object]]:
+    run: RunData, floor: float, free_reference: Sequence[Sequence[int]] | None
+) -> list[Row]:
     """One row a request; ``data/README.md`` says what each column is."""
-    back = restores(run.events, prompts)
     left = [event.rid for event in run.events if event.kind == "retract"]
     rows = []
     for rid, (signed, kl) in enumerate(zip(run.dlogprob, run.kl, strict=True)):
-        drift = np.abs(signed)
-        first = back[rid][0] if rid in back else None
-        cut = len(drift) if first is None else first
-        onset = _onset(drift, back.get(rid, []), MARGIN * floor)
-        row: dict[str, object] = {
+        drift, starts = np.abs(signed), run.back.get(rid, [])
+        before, since = np.split(drift, [starts[0] if starts else len(drift)])
+        row: Row = {
             "rid": rid,
             "retractions": left.count(rid),
-            "restored_at": first,
+            "restored_at": starts[0] if starts else None,
             "max_abs_dlogprob": largest(drift),
-            "max_before_restore": largest(drift[:cut]),
-            "max_since_restore": largest(drift[cut:]),
+            "max_before_restore": largest(before),
+            "max_since_restore": largest(since),
             "kl": mean(kl),
             "nan_tokens": int(np.isnan(drift).sum()),
             "first_above_floor": first_above(drift, MARGIN * floor),
-            "onset": onset,
-            "collateral": first_above(drift[:cut], MARGIN * floor) is not None,
+            "onset": _onset(drift, starts, MARGIN * floor),
+            "collateral": first_above(before, MARGIN * floor) is not None,
+            **dict.fromkeys(FREE),
         }
         if run.tokens is not None and free_reference is not None:
             said, want = run.tokens[rid], free_reference[rid]
             mine, its = repetition_rate(said), repetition_rate(want)
-            row |= {
-                "first_divergence": first_difference(want, said),
-                "edit_distance": edit_distance(want, said),
-                "repetition_rate": mine,
-                "reference_repetition_rate": its,
-                "repeating": mine >= its + REPEATS,
-            }
-        else:
-            row |= dict.fromkeys(FREE)
+            found = first_difference(want, said), edit_distance(want, said), mine, its
+            row |= dict(zip(FREE, (*found, mine >= its + REPEATS), strict=True))
         rows.append(row)
     return rows
 
@@ -110,24 +268,12 @@ def _onset(drift: Floats, starts: Sequence[int], bound: float) -> int | None:
     return at - max(start for start in starts if start <= at)
 
 
-FREE = (
-    "first_divergence",
-    "edit_distance",
-    "repetition_rate",
-    "reference_repetition_rate",
-    "repeating",
-)
-
-
-def summary_row(
-    run: RunData, requests: pd.DataFrame, floor: float, fixed: RunData
-) -> dict[str, object]:
+def summary_row(run: RunData, requests: pd.DataFrame, floor: float, fixed: RunData) -> Row:
     """The row of a condition; ``requests``: its rows of the request table; ``fixed``: the run that
     differs by the defect alone."""
-    drift = np.abs(np.concatenate(run.dlogprob))
+    signed = np.concatenate(run.dlogprob)
+    drift, apart = np.abs(signed), np.abs(signed - np.concatenate(fixed.dlogprob))
     finite = drift[np.isfinite(drift)]
-    apart = np.abs(np.concatenate(run.dlogprob) - np.concatenate(fixed.dlogprob))
-    ranks = np.concatenate(run.rank)
     back = requests["restored_at"].notna()
     hit = back & requests["onset"].notna()
     free = run.tokens is not None
@@ -144,7 +290,7 @@ def summary_row(
         "repeating_requests": int(repeating.sum()) if free else np.nan,
         "retractions": int(requests["retractions"].sum()),
         "nan_tokens": int(np.isnan(drift).sum()),
-        "not_first": float((ranks != 0).mean()),
+        "not_first": float((np.concatenate(run.rank) != 0).mean()),
         "restores": sum(run.restores),
         "restores_different": run.restores[1],
         "restored_requests": int(back.sum()),
@@ -158,68 +304,104 @@ def summary_row(
     }
 
 
-def position_rows(run: RunData, prompts: Sequence[int]) -> list[dict[str, object]]:
+def position_rows(run: RunData) -> list[Row]:
     """|delta logprob| by position in the output, and by tokens since the latest restore."""
-    back = restores(run.events, prompts)
     by_axis: dict[str, dict[int, list[float]]] = {"position": {}, "since_restore": {}}
     for rid, signed in enumerate(run.dlogprob):
-        starts = back.get(rid, [])
         for at, value in enumerate(np.abs(signed).tolist()):
             by_axis["position"].setdefault(at, []).append(value)
-            since = [at - start for start in starts if start <= at]
+            since = [at - start for start in run.back.get(rid, []) if start <= at]
             if since:
                 by_axis["since_restore"].setdefault(min(since), []).append(value)
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for axis, lines in by_axis.items():
         for at in sorted(lines):
             values = np.array([v for v in lines[at] if np.isfinite(v)])
-            p50, p90, top = (
-                np.quantile(values, [0.5, 0.9, 1.0]).tolist() if len(values) else [np.nan] * 3
-            )
-            rows.append(
-                {"axis": axis, "at": at, "tokens": len(values), "p50": p50, "p90": p90, "max": top}
-            )
+            cuts = np.quantile(values, [0.5, 0.9, 1.0]).tolist() if len(values) else [np.nan] * 3
+            row = dict(zip(("p50", "p90", "max"), cuts, strict=True))
+            rows.append({"axis": axis, "at": at, "tokens": len(values), **row})
     return rows
 
 
-def token_rows(
-    run: RunData, prompts: Sequence[int], tokens: Sequence[Sequence[int]]
-) -> list[dict[str, object]]:
+def token_rows(run: RunData, tokens: Sequence[Sequence[int]]) -> list[Row]:
     """One row a token of one run: rid, position in the output, the step that made it, its id,
     |delta logprob|, and whether the request was restored before it."""
-    back = restores(run.events, prompts)
     stays = intervals(run.events)
     stays = stays[stays["state"] == "running"]
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for rid, signed in enumerate(run.dlogprob):
         steps: dict[int, int] = {}
-        for begin, end, first in stays.loc[
-            stays["rid"] == rid, ["begin", "end", "first_tokens"]
-        ].itertuples(index=False):
+        mine = stays.loc[stays["rid"] == rid, ["begin", "end", "first_tokens"]]
+        for begin, end, first in mine.itertuples(index=False):
             # The prefill's token, then one a forward: with n positions held comes output n + 1 - p.
-            steps.setdefault(first - prompts[rid], begin)
-            steps |= {first + 1 - prompts[rid] + i: begin + i for i in range(end - begin)}
+            made = first - run.prompts[rid]
+            steps.setdefault(made, begin)
+            steps |= {made + 1 + i: begin + i for i in range(end - begin)}
         for at, value in enumerate(np.abs(signed).tolist()):
-            rows.append(
-                {
-                    "rid": rid,
-                    "position": at,
-                    "step": steps.get(at),
-                    "token": tokens[rid][at],
-                    "abs_dlogprob": value,
-                    "restored": rid in back and back[rid][0] <= at,
-                }
-            )
+            restored = rid in run.back and run.back[rid][0] <= at
+            row = (rid, at, steps.get(at), tokens[rid][at], value, restored)
+            rows.append(dict(zip(TOKENS, row, strict=True)))
     return rows
 
 
-def largest(values: Floats) -> float:
-    """The largest finite value; 0 of no values, NaN where none of them is finite."""
-    finite = values[np.isfinite(values)]
-    return float(finite.max()) if len(finite) else (np.nan if len(values) else 0.0)
+def assemble(
+    points: Sequence[Point], find: Find, prompts: Prompts, origin: Mapping[str, object]
+) -> Study:
+    """The tables of a study whose runs ``find`` gives: floors first, since every judgement is
+    against one. The floor of a dtype is the largest drift without retraction, over all DCP sizes.
+    """
+    data = {point: run_data(find, point, prompts) for point in points}
+    floors: dict[str, float] = {}
+    for point, run in data.items():
+        if point.known.name == "no_retraction":
+            top = float(np.abs(np.concatenate(run.dlogprob)).max())
+            floors[point.dtype] = max(floors.get(point.dtype, 0.0), top)
+    summary, requests, positions = [], [], []
+    for point, run in data.items():
+        floor = floors[point.dtype]
+        free = find("free", Point(REFERENCE, 1, point.dtype))
+        drawn = None if free is None else [x.tolist() for x in cut(free["token"], free["length"])]
+        table = pd.DataFrame([point.key | row for row in request_rows(run, floor, drawn)])
+        fixed = data[Point(condition(point.known.fixed), point.dcp_size, point.dtype)]
+        summary.append(point.key | summary_row(run, table, floor, fixed))
+        requests.append(table)
+        positions += [point.key | row for row in position_rows(run)]
+    shown = min(
+        (point for point in data if point.known.name in TIMELINE),
+        key=lambda p: (TIMELINE.index(p.known.name), abs(p.dcp_size - 4), p.dtype != "float32"),
+    )
+    reference = find("forced", Point(REFERENCE, 1, shown.dtype))
+    assert reference is not None  # the forced view is always run
+    outputs = [x.tolist() for x in cut(reference["token"], reference["length"])]
+    events = [(e.step, e.kind, e.rid, e.tokens) for e in data[shown].events]
+    timeline = {name: x for name, x in shown.key.items() if name != "defect"}
+    return Study(
+        _rounded(pd.DataFrame(summary)[[*SUMMARY]]),
+        _rounded(pd.concat(requests, ignore_index=True)[[*REQUESTS]]),
+        _rounded(pd.DataFrame(positions)[[*POSITIONS]]),
+        pd.DataFrame(events, columns=[*EVENTS]),
+        _rounded(pd.DataFrame(token_rows(data[shown], outputs))[[*TOKENS]]),
+        {**origin, "timeline": timeline},
+    )
 
 
-def mean(values: Floats) -> float:
-    """The mean of the finite values; NaN where there are none."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if len(finite) else np.nan
+def _rounded(frame: pd.DataFrame) -> pd.DataFrame:
+    """Six digits of every float: what is left is noise, and twice the size of a file."""
+    return frame.map(lambda x: float(f"{x:.6g}") if isinstance(x, float) else x)
+
+
+def run_data(find: Find, point: Point, prompts: Prompts) -> RunData:
+    """The run of a point against its reference, cut by request."""
+    reference, run = find("forced", Point(REFERENCE, 1, point.dtype)), find("forced", point)
+    assert reference is not None and run is not None  # the forced view is always run
+    lengths, free = reference["length"], find("free", point)
+    signed = run["logprob"].astype(np.float64) - reference["logprob"].astype(np.float64)
+    return RunData(
+        [request.prompt_tokens for request in prompts.workload.requests],
+        cut(signed, lengths),
+        cut(run["kl"].astype(np.float64), lengths),
+        cut(run["rank"].astype(np.int64), lengths),
+        None if free is None else [x.tolist() for x in cut(free["token"], lengths)],
+        events_of(run["events"]),
+        (int(run["restores"][0]), int(run["restores"][1])),
+    )

@@ -1,25 +1,35 @@
-"""The expectations of the study, each confirmed or refuted by its tables; nothing is typed in.
+"""What the tables of the study say: each expectation judged, and the open question argued.
 
 The floor of a dtype is the largest |delta logprob| without retraction, over all DCP sizes. *Within
-the floor* means at most ``MARGIN`` times it: two maxima over the same noise differ by less.
+the floor* means at most ``MARGIN`` times it: two maxima over the same noise differ by less. Worked
+example: floor 4e-6, forced_fixed at c = 4 has max 5e-6 (within: 1.2 times), forced_before_fix 0.1
+(25,000 times): both expectations are confirmed. At 3e-4 the second would be refuted.
 
-Worked example: floor 4e-6, forced_fixed at c = 4 has max 5e-6 (within: 1.2 times),
-forced_before_fix 0.1 (25,000 times): both expectations are confirmed. At 3e-4 the second would be
-refuted.
+The question, *reported* and never measured by us: under forced retraction about 4 of 48 restored
+requests fall into repetition, at DCP 1 as well. Which defect can do that? The rules, applied to the
+rows of c = 1:
+
+    cannot        all logprobs are those of the run with the fix, bit for bit: no act at c = 1
+    cannot        no restored request leaves the floor: it does no more than rounding
+    cannot        it touches so few of them that 4 of 48 is out of reach, even by chance
+    too many      whoever is touched repeats, and that is more than the report's share can be
+    not excluded  all others: a tiny model that draws its tokens falls into loops less, or more,
+                  easily than a large one; the shares and their intervals are given, not judged
+
+"By chance" is the 95 % interval of Wilson for k of n, of the count here and of the one reported.
 """
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
-from kvlab.lab.drift.conditions import PREFIX
-from kvlab.lab.drift.defects import DEFECTS
-from kvlab.lab.drift.metrics import UPSTREAM_TOLERANCE
-from kvlab.lab.drift.tables import MARGIN
+from kvlab.lab.drift.defects import DEFECTS, PREFIX, Defect
+from kvlab.lab.drift.tables import MARGIN, UPSTREAM_TOLERANCE
 
 Outcome = Literal["confirmed", "refuted", "not measured"]
+Judgement = Literal["cannot", "too many", "not excluded", "not measured"]
 #: By which factor the code before the fix is expected to leave the floor.
 FACTOR = 100.0
 #: What tests/lab/drift/test_recompute.py shows.
@@ -27,6 +37,19 @@ RECOMPUTE = (
     "on the shipped checkpoint the cause is the recurrent state, which a prefill of prompt and "
     "output at once rounds otherwise than single steps do; with the steps' state and the prefill's "
     "rows it stays within"
+)
+#: *Reported* with the fix's branch; no public thread shows it.
+REPORTED = (4, 48)
+#: Of Wilson's 95 % interval.
+Z = 1.96
+#: From which share on of those that are touched repetition is no matter of chance.
+SURE = 0.9
+UNKNOWN = (
+    "What stays unknown: whether the repeating requests of the report were wrong before they "
+    "repeated, whether they would have repeated without retraction (a control with the same "
+    "prompts and seeds), how they were sampled, and whether a defect that is not in this list is "
+    "at work. A tiny model says how a defect reaches the logprobs; how readily a large one then "
+    "falls into a loop, it cannot say."
 )
 
 
@@ -56,124 +79,88 @@ def verdicts(summary: pd.DataFrame) -> list[Verdict]:
                 found.append(_within(rows, name, str(dtype)))
         before = part[part["condition"] == "forced_before_fix"]
         if len(before):
-            found += [_beyond(before, str(dtype)), _nothing_at_one(before, str(dtype))]
-            found.append(_tolerance(before, str(dtype)))
-    found += [_tolerance_of_defects(summary), _cannot_act(summary)]
-    return found
+            found += _before_fix(before, str(dtype))
+    return [*found, _tolerance_of_defects(summary), _cannot_act(summary)]
 
 
-def _judge(
-    name: str, claim: str, rows: pd.DataFrame, holds: Callable[[pd.DataFrame], bool], says: str
-) -> Verdict:
+def _judge(name: str, claim: str, rows: pd.DataFrame, holds: bool, says: str) -> Verdict:
     if not len(rows):
         return Verdict(name, claim, "not measured", "the study has no run that could tell")
-    return Verdict(name, claim, "confirmed" if holds(rows) else "refuted", says)
+    return Verdict(name, claim, "confirmed" if holds else "refuted", says)
 
 
 def _restores(summary: pd.DataFrame) -> Verdict:
     rows = summary[summary["condition"].isin(["forced_fixed", "natural"])]
     rows = rows[rows["restores"] > 0]
-    same, all_ = int((rows["restores"] - rows["restores_different"]).sum()), rows["restores"].sum()
+    different, total = int(rows["restores_different"].sum()), int(rows["restores"].sum())
     return _judge(
         "restored_bits",
         "with the fix, rows and state come back bit-identical",
         rows,
-        lambda x: bool((x["restores_different"] == 0).all()),
-        f"{same} of {int(all_)} restores, in {len(rows)} runs",
+        not different,
+        f"{total - different} of {total} restores, in {len(rows)} runs",
     )
 
 
 def _within(rows: pd.DataFrame, name: str, dtype: str) -> Verdict:
     rows = rows[rows["retractions"] > 0]  # a run that never retracts is one without retraction
+    nan_tokens = rows["nan_tokens"].sum()
     within = rows["max_abs_dlogprob"] <= MARGIN * rows["floor"]  # of a floor of 0 too
-    holds = bool(within.all() and (rows["nan_tokens"] == 0).all())
-    retractions = int(rows["retractions"].sum())
-    says = f"{_times(rows, 'max')}, at c = {_sizes(rows)}; {retractions} retractions"
-    if (rows["nan_tokens"] > 0).any():
-        says += f"; {rows['nan_tokens'].sum():.0f} tokens are NaN"
+    holds = bool(within.all()) and not nan_tokens
+    says = f"{_times(rows, 'max')}, at c = {_sizes(rows)}; {rows['retractions'].sum()} retractions"
+    if nan_tokens:
+        says += f"; {nan_tokens:.0f} tokens are NaN"
     if name == "recompute" and not holds:
         says += f"; {RECOMPUTE}"
-    return _judge(
-        f"{name}_within_floor_{dtype}",
-        f"{name} drifts within the floor at every c, {dtype}",
-        rows,
-        lambda _: holds,
-        says,
-    )
+    claim = f"{name} drifts within the floor at every c, {dtype}"
+    return _judge(f"{name}_within_floor_{dtype}", claim, rows, holds, says)
 
 
-def _beyond(rows: pd.DataFrame, dtype: str) -> Verdict:
-    more = rows[rows["dcp_size"] > 1]
+def _before_fix(rows: pd.DataFrame, dtype: str) -> list[Verdict]:
+    one, more = rows[rows["dcp_size"] == 1], rows[rows["dcp_size"] > 1]
     top = more["max_abs_dlogprob"]
-    return _judge(
-        f"before_fix_beyond_floor_{dtype}",
-        f"before the fix, drift is at least {FACTOR:.0f} times the floor at c > 1, {dtype}",
-        more,
-        lambda x: bool(((top >= FACTOR * x["floor"]) & (top > 0)).all()),
-        f"{_times(more, 'min')}, at c = {_sizes(more)}",
-    )
-
-
-def _nothing_at_one(rows: pd.DataFrame, dtype: str) -> Verdict:
-    one = rows[rows["dcp_size"] == 1]
-    return _judge(
-        f"before_fix_nothing_at_1_{dtype}",
-        f"before the fix, no token's logprob is different at c = 1, {dtype}",
-        one,
-        lambda x: bool((x["max_from_fixed"] == 0).all() and (x["nan_tokens"] == 0).all()),
-        f"largest difference from the run with the fix: {one['max_from_fixed'].max():.3g} nats",
-    )
-
-
-def _tolerance(rows: pd.DataFrame, dtype: str) -> Verdict:
-    more = rows[rows["dcp_size"] > 1]
-    top = ", ".join(_each(more))
-    return _judge(
-        f"tolerance_sees_before_fix_{dtype}",
-        f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats (upstream's PD test) sees the code before "
-        f"the fix at every c > 1, {dtype}",
-        more,
-        lambda x: bool((x["max_abs_dlogprob"] > UPSTREAM_TOLERANCE).all()),
-        f"max |Δℓ| {top}" if top else "",
-    )
+    return [
+        _judge(
+            f"before_fix_beyond_floor_{dtype}",
+            f"before the fix, drift is at least {FACTOR:.0f} times the floor at c > 1, {dtype}",
+            more,
+            bool(((top >= FACTOR * more["floor"]) & (top > 0)).all()),
+            f"{_times(more, 'min')}, at c = {_sizes(more)}",
+        ),
+        _judge(
+            f"before_fix_nothing_at_1_{dtype}",
+            f"before the fix, no token's logprob is different at c = 1, {dtype}",
+            one,
+            _same_bits(one),
+            f"largest difference from the run with the fix: {one['max_from_fixed'].max():.3g} nats",
+        ),
+        _judge(
+            f"tolerance_sees_before_fix_{dtype}",
+            f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats (upstream's PD test) sees the code "
+            f"before the fix at every c > 1, {dtype}",
+            more,
+            bool((top > UPSTREAM_TOLERANCE).all()),
+            f"max |Δℓ| {_each(more)}",
+        ),
+    ]
 
 
 def _tolerance_of_defects(summary: pd.DataFrame) -> Verdict:
-    """Of the runs with a defect that changed a logprob. Whether a NaN passes a tolerance depends on
-    how the two are compared, so runs with one are left out, and said to be."""
+    """Of the runs with a defect that changed a logprob. Runs with NaN are left out: whether a NaN
+    passes a tolerance depends on how the two are compared."""
     rows = summary[summary["condition"].str.startswith(PREFIX)]
     lost = rows[rows["nan_tokens"] > 0]
     rows = rows[(rows["max_from_fixed"] > 0) & (rows["nan_tokens"] == 0)]
     below = rows[rows["max_abs_dlogprob"] <= UPSTREAM_TOLERANCE]
     parts = [
-        f"{str(name).removeprefix(PREFIX)} {', '.join(_each(part))}"
+        f"{str(name).removeprefix(PREFIX)} {_each(part)}"
         for name, part in below.groupby("condition", sort=False)
     ]
     says = f"{len(rows) - len(below)} of {len(rows)} runs exceed it"
     says += f"; max |Δℓ| of the others: {'; '.join(parts)}" if parts else ""
     says += f"; {len(lost)} runs with NaN left out" if len(lost) else ""
-    return _judge(
-        "tolerance_sees_defects",
-        f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats sees every defect that changes a logprob",
-        rows,
-        lambda _: not len(below),
-        says,
-    )
-
-
-def _each(rows: pd.DataFrame) -> list[str]:
-    """Largest drift of each row, with its DCP size."""
-    pairs = zip(rows["dcp_size"], rows["max_abs_dlogprob"], strict=True)
-    return [f"{top:.3g} at c = {c}" for c, top in pairs]
-
-
-def _times(rows: pd.DataFrame, of: Literal["min", "max"]) -> str:
-    """The largest (or least) drift of the rows in floors; in nats where the floor is 0."""
-    words = "at most" if of == "max" else "at least"
-    if not (rows["floor"] > 0).all():
-        return f"{words} {rows['max_abs_dlogprob'].agg(of):.3g} nats, the floor is 0"
-    ratio = (rows["max_abs_dlogprob"] / rows["floor"]).agg(of)
-    return f"{words} {ratio:,.3g} times the floor of {rows['floor'].max():.2g} nats"
+    claim = f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats sees every defect that changes a logprob"
+    return _judge("tolerance_sees_defects", claim, rows, not len(below), says)
 
 
 def _cannot_act(summary: pd.DataFrame) -> Verdict:
@@ -185,10 +172,149 @@ def _cannot_act(summary: pd.DataFrame) -> Verdict:
         "no_reach_at_1",
         "index and merge defects change no token's logprob at c = 1",
         rows,
-        lambda x: bool((x["max_from_fixed"] == 0).all() and (x["nan_tokens"] == 0).all()),
+        _same_bits(rows),
         f"{rows['condition'].nunique()} conditions, largest difference {top:.3g} nats",
     )
 
 
+def _same_bits(rows: pd.DataFrame) -> bool:
+    return bool((rows["max_from_fixed"] == 0).all() and (rows["nan_tokens"] == 0).all())
+
+
+def _each(rows: pd.DataFrame) -> str:
+    """Largest drift of each row, with its DCP size."""
+    pairs = zip(rows["dcp_size"], rows["max_abs_dlogprob"], strict=True)
+    return ", ".join(f"{top:.3g} at c = {c}" for c, top in pairs)
+
+
+def _times(rows: pd.DataFrame, of: Literal["min", "max"]) -> str:
+    """The largest (or least) drift of the rows in floors; in nats where the floor is 0."""
+    words = "at most" if of == "max" else "at least"
+    if not (rows["floor"] > 0).all():
+        return f"{words} {rows['max_abs_dlogprob'].agg(of):.3g} nats, the floor is 0"
+    ratio = (rows["max_abs_dlogprob"] / rows["floor"]).agg(of)
+    return f"{words} {ratio:,.3g} times the floor of {rows['floor'].max():.2g} nats"
+
+
 def _sizes(rows: pd.DataFrame) -> str:
     return ", ".join(str(c) for c in sorted(rows["dcp_size"].unique()))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``judgement`` on a defect at c = 1, ``why`` in a sentence with its numbers."""
+
+    defect: Defect
+    judgement: Judgement
+    why: str
+
+
+def answers(summary: pd.DataFrame) -> list[Answer]:
+    """Each defect that was run at c = 1, in the first dtype that it has."""
+    one = summary[summary["dcp_size"] == 1]
+    rows = [(known, one[one["condition"] == PREFIX + known.name]) for known in DEFECTS]
+    return [Answer(known, *_judged(row.iloc[0])) for known, row in rows if len(row)]
+
+
+def _judged(row: Any) -> tuple[Judgement, str]:
+    """The rules of the module, in their order."""
+    least, most = interval(*REPORTED)
+    n, touched, repeating = (
+        row[name] for name in ("restored_requests", "drifting_restored", "repeating_restored")
+    )
+    if n == 0 or pd.isna(repeating):
+        return "not measured", "no request was restored, or no free-running view"
+    if row["max_from_fixed"] == 0 and row["nan_tokens"] == 0:
+        return "cannot", "every logprob is that of the run with the fix, bit for bit, at c = 1"
+    if touched == 0:
+        return "cannot", f"none of {n} restored requests leaves the floor"
+    by_chance = interval(touched, n)[1]
+    if by_chance < least:
+        return (
+            "cannot",
+            f"it touches {touched} of {n} restored requests only, at most {by_chance:.0%} by "
+            f"chance",
+        )
+    low, high = interval(repeating, n)
+    share = (
+        f"{repeating:.0f} of {n} restored requests repeat ({low:.0%} to {high:.0%}), {touched} "
+        f"drift"
+    )
+    if low > most and repeating >= SURE * touched:
+        return "too many", f"{share}: nearly all that are touched"
+    return "not excluded", share
+
+
+def interval(hits: float, of: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share. (0, 1) of nothing."""
+    if of == 0:
+        return 0.0, 1.0
+    share, z2 = hits / of, Z * Z / of
+    middle = (share + z2 / 2) / (1 + z2)
+    half = Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of)) / (1 + z2)
+    # Rounding must not push an end past the share itself.
+    return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
+
+
+def argument(summary: pd.DataFrame) -> list[str]:
+    """The argument, paragraph by paragraph, from the numbers of a study; none without a defect that
+    was run at c = 1."""
+    given = answers(summary)
+    if not given:
+        return []
+    reported, (least, most) = f"{REPORTED[0]} of {REPORTED[1]}", interval(*REPORTED)
+    lines = [
+        f"Reported, not measured here: about {reported} restored requests repeat tokens under "
+        f"forced retraction, at DCP 1 as well. No public thread shows the log."
+    ]
+    for judgement, says in (
+        ("cannot", f"These cannot make {reported} repeat at c = 1"),
+        ("too many", "These act at c = 1, but would make nearly all that they touch repeat"),
+        (
+            "not excluded",
+            f"These act at c = 1 and are not excluded; {reported} is any share from {least:.0%} to "
+            f"{most:.0%}, by the 95 % interval, and theirs are those of a tiny model",
+        ),
+        ("not measured", "These were not measured"),
+    ):
+        group = [a for a in given if a.judgement == judgement]
+        if group:
+            each = "; ".join(f"{_named(a.defect)}: {a.why}" for a in group)
+            lines.append(f"{says} ({len(group)}). {each}.")
+    open_ = [a.defect for a in given if a.judgement == "not excluded"]
+    if open_:
+        each = " ".join(f"{d.title[0].upper()}{d.title[1:]}: {d.tell_apart}." for d in open_)
+        lines.append(f"What would tell them apart on a real server. {each}")
+    lines += [
+        _base_rate(summary),
+        "A defect that is ruled out is ruled out as it was built here, in the dtype and on the "
+        "workload it was run with.",
+        UNKNOWN,
+    ]
+    return [line for line in lines if line]
+
+
+def _named(found: Defect) -> str:
+    return found.title + (" (hypothetical)" if found.hypothetical else "")
+
+
+def _base_rate(summary: pd.DataFrame) -> str:
+    """How much the right code diverges and repeats, by batch noise alone."""
+    rows = summary[(summary["condition"] == "forced_fixed") & summary["diverged_requests"].notna()]
+    worst = rows.groupby("dtype", sort=False)[
+        ["requests", "diverged_requests", "repeating_requests"]
+    ].max()
+    parts = [
+        f"{diverged:.0f} of {requests:.0f} requests in {dtype} say something else than the "
+        f"reference and {repeating:.0f} repeat more"
+        for dtype, requests, diverged, repeating in worst.itertuples()
+    ]
+    if not parts:
+        return ""
+    so = (
+        "Rounding alone changes what is drawn, so a request that says something else is no proof "
+        "of a defect."
+        if worst["diverged_requests"].gt(0).any()
+        else "Rounding alone changed no token that was drawn here; on longer outputs it may."
+    )
+    return f"The base rate, with the fix and at the worst c: {'; '.join(parts)}. {so}"

@@ -4,6 +4,10 @@ The unchecked run reads only the elements that the rank owns; the checked one re
 rank's, and lowers the flag once a program. ``C`` and ``I`` are constants of a compiled kernel, so
 that a division by a power of two is a shift; lengths are not named among the arguments that Triton
 must not specialize, since a length that 16 divides lets it move 16 bytes at a time.
+
+A top-k list is compacted by a running count, one program a list: the place of a survivor is the
+number of survivors before it, and a hole goes behind them all. A list longer than a block is walked
+through twice: once to count, once to place.
 """
 
 import torch
@@ -11,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvlab.index import Shard
 from kvlab.ops.flag import CheckFlag
-from kvlab.ops.kernels.launch import on_device_of
-from kvlab.ops.localize import before
+from kvlab.ops.kernels.launch import on_device_of, power_of_two
 
 _BLOCK = 1024
+_LONGEST_BLOCK = 4096  # of a top-k list
 _CLEAR = tl.constexpr(2**63 - 1)
 
 
@@ -78,22 +83,38 @@ def _fixed_shape(
     tl.store(rows_ptr + i, tl.where(own, row_of(ids, C, I), HOLE), mask=inside)
 
 
+@triton.jit(do_not_specialize=["k", "rank"])
+def _remap(
+    ids_ptr, rows_ptr, k, rank,
+    C: tl.constexpr, I: tl.constexpr, BLOCK: tl.constexpr,  # noqa: E741
+):  # fmt: skip
+    base = tl.program_id(0).to(tl.int64) * k
+    lane = tl.arange(0, BLOCK)
+    survivors = tl.program_id(0) * 0
+    for at in range(0, k, BLOCK):
+        ids = tl.load(ids_ptr + base + at + lane, mask=at + lane < k, other=-1)
+        survivors += tl.sum(((ids >= 0) & (ids // I % C == rank)).to(tl.int32), axis=0)
+    front = survivors * 0
+    for at in range(0, k, BLOCK):
+        inside = at + lane < k
+        ids = tl.load(ids_ptr + base + at + lane, mask=inside, other=-1)
+        own = (ids >= 0) & (ids // I % C == rank)
+        seen = front + tl.cumsum(own.to(tl.int32), axis=0)  # survivors up to and with this one
+        place = tl.where(own, seen - 1, survivors + at + lane - seen)
+        tl.store(rows_ptr + base + place, tl.where(own, row_of(ids, C, I), -1), mask=inside)
+        front += tl.sum(own.to(tl.int32), axis=0)
+
+
 def localize_run(
-    ids: Tensor,
-    m: int,
-    dcp_size: int,
-    dcp_rank: int,
-    start: int,
-    interleave: int,
-    bounds: tuple[int, int],
-    flag: CheckFlag | None,
+    ids: Tensor, shard: Shard, start: int, bounds: tuple[int, int], flag: CheckFlag | None
 ) -> Tensor:
-    """As ``kvlab.ops.localize_run``, which has checked the arguments; ``m`` is its length."""
-    ids, n = ids.contiguous(), len(ids)
+    """As ``kvlab.ops.localize_run``, which has checked the arguments."""
+    ids, n, phase = ids.contiguous(), len(ids), start % shard.turn
+    skipped = shard.held(phase)
+    m = shard.held(phase + n) - skipped
     rows = torch.empty(m, dtype=torch.int64, device=ids.device)
-    phase = start % (dcp_size * interleave)
-    place = (dcp_rank, phase, before(phase, dcp_size, dcp_rank, interleave))
-    turn = {"C": dcp_size, "I": interleave, "BLOCK": _BLOCK}
+    place = (shard.rank, phase, skipped)
+    turn = {"C": shard.dcp_size, "I": shard.interleave, "BLOCK": _BLOCK}
     with on_device_of(ids):
         if flag is not None and n:
             grid = (triton.cdiv(n, _BLOCK),)
@@ -103,15 +124,27 @@ def localize_run(
     return rows
 
 
-def localize_fixed_shape(
-    ids: Tensor, dcp_size: int, dcp_rank: int, interleave: int, hole: int
-) -> Tensor:
+def localize_fixed_shape(ids: Tensor, shard: Shard, hole: int) -> Tensor:
     """As ``kvlab.ops.localize_fixed_shape``, which has checked the arguments."""
     ids, n = ids.contiguous(), len(ids)
     rows = torch.empty(n, dtype=torch.int64, device=ids.device)
     if n:
         with on_device_of(ids):
             _fixed_shape[(triton.cdiv(n, _BLOCK),)](
-                ids, rows, n, dcp_rank, HOLE=hole, C=dcp_size, I=interleave, BLOCK=_BLOCK
+                ids, rows, n, shard.rank,
+                HOLE=hole, C=shard.dcp_size, I=shard.interleave, BLOCK=_BLOCK,
+            )  # fmt: skip
+    return rows
+
+
+def remap_topk(topk: Tensor, shard: Shard) -> Tensor:
+    """As ``kvlab.ops.remap_topk``, which has checked the arguments."""
+    topk, k = topk.contiguous(), topk.shape[-1]
+    rows = torch.empty_like(topk)
+    if topk.numel():
+        block = min(power_of_two(k), _LONGEST_BLOCK)
+        with on_device_of(topk):
+            _remap[(topk.numel() // k,)](
+                topk, rows, k, shard.rank, C=shard.dcp_size, I=shard.interleave, BLOCK=block
             )
     return rows

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvlab.index import Shard
 from kvlab.ops.flag import CheckFlag
 from kvlab.ops.kernels.launch import on_device_of, power_of_two
 from kvlab.ops.kernels.localize import lower, row_of
@@ -54,9 +55,7 @@ def set_mla_kv_buffer(
     ids: Tensor,
     k_nope: Tensor,
     k_rope: Tensor,
-    dcp_size: int,
-    dcp_rank: int,
-    interleave: int,
+    shard: Shard,
     bounds: tuple[int, int],
     flag: CheckFlag | None,
 ) -> None:
@@ -70,8 +69,8 @@ def set_mla_kv_buffer(
     with on_device_of(layer):
         _write[(triton.cdiv(n, _TILE),)](
             table, ids, nope, rope, ids if flag is None else flag.value,
-            n, dcp_rank, *bounds, nope.stride(0), rope.stride(0),
-            C=dcp_size, I=interleave, NOPE=nope.shape[1], ROPE=rope.shape[1],
+            n, shard.rank, *bounds, nope.stride(0), rope.stride(0),
+            C=shard.dcp_size, I=shard.interleave, NOPE=nope.shape[1], ROPE=rope.shape[1],
             NOPE_CHUNK=chunks[0], ROPE_CHUNK=chunks[1], TILE=_TILE, FLAG=flag is not None,
         )  # fmt: skip
 

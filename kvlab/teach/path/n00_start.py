@@ -3,9 +3,8 @@
 from random import Random
 
 from kvlab.index import DcpLayout
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
 
 NOTEBOOK = "00_start_here"
 
@@ -21,8 +20,8 @@ def _rank_and_row(v: int, c: int) -> tuple[int, int]:
 
 
 def _slot(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    return {"v": draw.number(rng, size, low=c), "c": c}
+    c = path.ranks(rng, size)
+    return {"v": path.number(rng, size, low=c), "c": c}
 
 
 def slot_read(v: int, c: int, rank: int) -> int:
@@ -35,8 +34,8 @@ def _slot_read(v: int, c: int, rank: int) -> int:
 
 
 def _raw(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    return {"v": draw.number(rng, size, low=c), "c": c, "rank": rng.randrange(c)}
+    c = path.ranks(rng, size)
+    return {"v": path.number(rng, size, low=c), "c": c, "rank": rng.randrange(c)}
 
 
 def outcome(v: int, c: int, P: int, N: int) -> str:
@@ -49,7 +48,7 @@ def _outcome(v: int, c: int, P: int, N: int) -> str:
 
 
 def _near_the_bound(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     N = rng.randint(2, 4) if size < 3 else rng.randint(2, 30 * size)
     layout = DcpLayout(c, P, N)
     near = rng.choice([layout.row_end, N * P, layout.slot_end, layout.row_end])

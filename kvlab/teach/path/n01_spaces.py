@@ -4,11 +4,9 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout
-from kvlab.index.localize import owned_elements
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs, Verdict
-from kvlab.teach.exercise import Exercise
+from kvlab.index import DcpLayout, Shard, owned_elements
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs, Verdict
 
 NOTEBOOK = "01_two_index_spaces"
 
@@ -25,7 +23,7 @@ def _bounds(c: int, P: int, N: int) -> tuple[int, int, int, int]:
 
 def _layout(rng: Random, size: int) -> Inputs:
     N = rng.randint(1, 4) if size < 3 else rng.randint(2, 50 * size)
-    return {"c": draw.ranks(rng, size), "P": draw.page(rng, size), "N": N}
+    return {"c": path.ranks(rng, size), "P": path.page(rng, size), "N": N}
 
 
 def phase(start: int, c: int, rank: int) -> int:
@@ -35,12 +33,12 @@ def phase(start: int, c: int, rank: int) -> int:
 
 def _phase(start: int, c: int, rank: int) -> int:
     slots = torch.arange(start + c, start + 2 * c)
-    return int(owned_elements(slots, c, rank)[0])
+    return int(owned_elements(slots, Shard(c, rank))[0])
 
 
 def _chunk(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    return {"start": draw.number(rng, size), "c": c, "rank": rng.randrange(c)}
+    c = path.ranks(rng, size)
+    return {"start": path.number(rng, size), "c": c, "rank": rng.randrange(c)}
 
 
 def survivor(c: int, P: int, rank: int) -> int:
@@ -66,8 +64,8 @@ def _survives(answer: object, c: int, P: int, rank: int) -> Verdict:
 
 
 def _ranked(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    return {"c": c, "P": draw.page(rng, size), "rank": rng.randrange(c)}
+    c = path.ranks(rng, size)
+    return {"c": c, "P": path.page(rng, size), "rank": rng.randrange(c)}
 
 
 ALL = (

@@ -4,10 +4,9 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout, get_dcp_lens
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
+from kvlab.index import DcpLayout, Shard, get_dcp_lens
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
 
 NOTEBOOK = "02_owner_slots"
 
@@ -19,13 +18,13 @@ def slot_at(p: int, pages: list[int], c: int, P: int) -> int:
 
 
 def _slot_at(p: int, pages: list[int], c: int, P: int) -> int:
-    return draw.slots_of(pages, p + 1, P * c)[-1]
+    return path.slots_of(pages, p + 1, P * c)[-1]
 
 
 def _paged(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     count = rng.randint(2, 3 + size)
-    pages = draw.pages(rng, count, count + 2 + 3 * size)
+    pages = path.pages(rng, count, count + 2 + 3 * size)
     return {"p": rng.randrange(count * P * c), "pages": pages, "c": c, "P": P}
 
 
@@ -36,13 +35,13 @@ def held(length: int, start: int, c: int, rank: int) -> int:
 
 
 def _held(length: int, start: int, c: int, rank: int) -> int:
-    return int(get_dcp_lens(torch.tensor(length), c, rank, torch.tensor(start)))
+    return int(get_dcp_lens(torch.tensor(length), Shard(c, rank), torch.tensor(start)))
 
 
 def _ragged(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
-    length = rng.randrange(2 * c) if rng.random() < 0.4 else draw.number(rng, size)
-    start = rng.choice([0, draw.number(rng, size)])
+    c = path.ranks(rng, size)
+    length = rng.randrange(2 * c) if rng.random() < 0.4 else path.number(rng, size)
+    start = rng.choice([0, path.number(rng, size)])
     return {"length": length, "start": start, "c": c, "rank": rng.randrange(c)}
 
 
@@ -57,9 +56,9 @@ def _rank_and_row(v: int, c: int, turn: int) -> tuple[int, int]:
 
 
 def _turns(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
+    c = path.ranks(rng, size)
     turn = rng.randint(2, 3) if size < 3 else rng.choice([2, 3, 4, 8, 16, 32, 64])
-    return {"v": draw.number(rng, size, low=c * turn), "c": c, "turn": turn}
+    return {"v": path.number(rng, size, low=c * turn), "c": c, "turn": turn}
 
 
 ALL = (

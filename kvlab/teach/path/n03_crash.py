@@ -6,11 +6,9 @@ import torch
 
 from kvlab.index import DcpLayout
 from kvlab.index.pages import raw_use_of_page
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
-from kvlab.teach.judges import restore_exposes
-from kvlab.teach.suspects import Ranks, RetractionPool
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
+from kvlab.teach.suspects import Ranks, RetractionPool, restore_exposes
 
 NOTEBOOK = "03_crash_reproduction"
 
@@ -29,7 +27,7 @@ def _pages_needed(q: int, c: int, P: int) -> int:
 
 def _page_of(rng: Random, size: int) -> Inputs:
     q = rng.randint(1, 2) if size < 3 else rng.randint(1, 7 * size)
-    return {"q": q, "c": draw.ranks(rng, size), "P": draw.page(rng, size)}
+    return {"q": q, "c": path.ranks(rng, size), "P": path.page(rng, size)}
 
 
 def overwritten(victim: list[int], other: list[int], c: int) -> list[int]:
@@ -47,15 +45,15 @@ def _overwritten(victim: list[int], other: list[int], c: int) -> list[int]:
 
 
 def _two_requests(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, min(size, 6))
+    c = path.ranks(rng, min(size, 6))
     P = rng.randint(1, 2) if size < 3 else rng.randint(1, 3 + size)
     q = rng.randint(1, 2)  # the victim's page; as rows its slots are the pages q*c .. q*c+c-1
     near = [page for page in range(q * c - 1, q * c + c + 1) if page not in (0, q)]
     hit = rng.sample(near, min(len(near), rng.randint(1, 2 + size // 3)))
     length = rng.randint((len(hit) - 1) * P * c + 1, len(hit) * P * c)
     return {
-        "victim": draw.slots_of([q], rng.randint(1, P * c), P * c),
-        "other": draw.slots_of(hit, length, P * c),
+        "victim": path.slots_of([q], rng.randint(1, P * c), P * c),
+        "other": path.slots_of(hit, length, P * c),
         "c": c,
     }
 
@@ -67,7 +65,7 @@ def expose(c: int, P: int, N: int) -> tuple[list[int], list[int]]:
 
 
 def _room(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, min(size, 6))
+    c = path.ranks(rng, min(size, 6))
     P = rng.randint(1, 3) if size < 3 else rng.randint(1, 2 + size)
     return {"c": c, "P": P, "N": rng.randint(3 * c - 1, 5 * c)}
 

@@ -5,11 +5,9 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout, localize_masked
-from kvlab.index.moves import localize_virtual
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
+from kvlab.index import DcpLayout, Shard, localize_masked, localize_virtual
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
 from kvlab.teach.suspects import HostCopyPool, Ranks
 
 NOTEBOOK = "04_backup_and_restore"
@@ -29,7 +27,7 @@ def _to_save(prompt: int, generated: int, c: int, P: int) -> tuple[int, int]:
 
 
 def _request(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     tokens = rng.randint(1, 4) * P * c + rng.choice([0, 1, 2, rng.randrange(P * c)])
     generated = rng.randint(1, tokens)
     return {"prompt": tokens - generated + 1, "generated": generated, "c": c, "P": P}
@@ -42,16 +40,16 @@ def chunks(ids: list[int], c: int, rank: int, size: int) -> list[list[int]]:
 
 
 def _chunks(ids: list[int], c: int, rank: int, size: int) -> list[list[int]]:
-    rows = localize_masked(torch.tensor(ids), c, rank)
+    rows = localize_masked(torch.tensor(ids), Shard(c, rank))
     return [rows[i : i + size].tolist() for i in range(0, len(rows), size)]
 
 
 def _run(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
+    c = path.ranks(rng, size)
     P = rng.randint(1, 2) if size < 3 else rng.randint(1, 3 * size)
     count = rng.randint(1, 2 + size // 2)
     length = rng.randint((count - 1) * P * c + 1, count * P * c)
-    ids = draw.slots_of(draw.pages(rng, count, count + 2 + size), length, P * c)
+    ids = path.slots_of(path.pages(rng, count, count + 2 + size), length, P * c)
     return {"ids": ids, "c": c, "rank": rng.randrange(c), "size": rng.randint(1, 3 + size)}
 
 
@@ -64,20 +62,20 @@ def rank_and_row(v: int, c: int, P: int, v2p: list[int]) -> tuple[int, int]:
 def _rank_and_row(v: int, c: int, P: int, v2p: list[int]) -> tuple[int, int]:
     table = torch.tensor(v2p)
     for rank in range(c):
-        elements, rows = localize_virtual(torch.tensor([v]), table, P, c, rank)
+        elements, rows = localize_virtual(torch.tensor([v]), table, P, Shard(c, rank))
         if len(elements):
             return rank, int(rows[0])
     raise AssertionError("some rank owns every slot")
 
 
 def _unified(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     N = rng.randint(2, 3) if size < 3 else rng.randint(2, 10 * size)
     return {
         "v": rng.randrange(P * c, (N + 1) * P * c),
         "c": c,
         "P": P,
-        "v2p": [0, *draw.pages(rng, N, N + 2)],
+        "v2p": [0, *path.pages(rng, N, N + 2)],
     }
 
 
@@ -112,12 +110,12 @@ def _meant(c: int, P: int, old: list[int], new: list[int], tokens: list[int]) ->
 
 
 def _moved(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, min(size, 6))
+    c = path.ranks(rng, min(size, 6))
     P = rng.randint(1, 2) if size < 3 else rng.randint(1, 2 + size // 2)
     count = rng.randint(1, 1 + size // 3)
     length = rng.randint((count - 1) * P * c + 1, count * P * c)
-    pages = draw.pages(rng, 2 * count, 2 * count + 1 + size)
-    old, new = (draw.slots_of(p, length, P * c) for p in (pages[:count], pages[count:]))
+    pages = path.pages(rng, 2 * count, 2 * count + 1 + size)
+    old, new = (path.slots_of(p, length, P * c) for p in (pages[:count], pages[count:]))
     tokens = [rng.randint(1, 9 if size < 3 else 9999) for _ in range(length)]
     return {"c": c, "P": P, "old": old, "new": new, "tokens": tokens}
 

@@ -3,13 +3,11 @@
 from collections import Counter
 from random import Random
 
-from kvlab.engine.policy import NewTokenRatio, NodeConfig, victim_key
+from kvlab.engine import NewTokenRatio, NodeConfig, victim_key
 from kvlab.index import DcpLayout
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
-from kvlab.teach.judges import batch_exposes, seam_exposes
-from kvlab.teach.suspects import DecodeBatch, PageAllocator
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
+from kvlab.teach.suspects import DecodeBatch, PageAllocator, batch_exposes, seam_exposes
 
 NOTEBOOK = "05_retraction_counts"
 
@@ -79,7 +77,7 @@ def seam(c: int, P: int, kept: int, length: int) -> int:
 
 
 def _ended(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     W = P * c
     kept = rng.randrange(2 + size) * W
     return {"c": c, "P": P, "kept": kept, "length": kept + rng.randint(W, (2 + size) * W)}
@@ -92,8 +90,8 @@ def expose(c: int, P: int) -> tuple[list[list[int]], int]:
 
 
 def _layout(rng: Random, size: int) -> Inputs:
-    P = draw.page(rng, size) if size < 3 else draw.number(rng, size, low=2)
-    return {"c": draw.ranks(rng, size), "P": P}
+    P = path.page(rng, size) if size < 3 else path.number(rng, size, low=2)
+    return {"c": path.ranks(rng, size), "P": P}
 
 
 ALL = (

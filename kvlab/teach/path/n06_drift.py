@@ -6,11 +6,9 @@ from random import Random
 import torch
 
 from kvlab.attn import Partial, merge_stacked
-from kvlab.lab.drift.metrics import first_above, repetition_rate
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
-from kvlab.teach.judges import merge_exposes
-from kvlab.teach.suspects import TreeMerge
+from kvlab.lab.drift import first_above, repetition_rate
+from kvlab.teach.exercise import Exercise, Inputs
+from kvlab.teach.suspects import TreeMerge, merge_exposes
 
 NOTEBOOK = "06_logprob_drift"
 NO_NUMBERS = (math.inf, -math.inf, math.nan)

@@ -6,14 +6,11 @@ from random import Random
 
 import torch
 
-from kvlab.index import DcpLayout, get_dcp_lens
-from kvlab.index.pages import replicated_rows
+from kvlab.index import DcpLayout, Shard, get_dcp_lens
 from kvlab.memory import ModelGeometry
-from kvlab.teach import draw
-from kvlab.teach.checking import Inputs
-from kvlab.teach.exercise import Exercise
-from kvlab.teach.judges import arena_exposes, leak_exposes
-from kvlab.teach.suspects import RankBackups, ReusingArena
+from kvlab.teach import path
+from kvlab.teach.exercise import Exercise, Inputs
+from kvlab.teach.suspects import RankBackups, ReusingArena, arena_exposes, leak_exposes
 
 NOTEBOOK = "07_what_it_costs"
 
@@ -30,14 +27,14 @@ def _backup_bytes(
     tokens: int, c: int, rank: int, layers: int, latent: int, rope: int, item: int
 ) -> int:
     model = ModelGeometry("model", layers, layers, 0, latent, rope, "drawn")
-    rows = int(get_dcp_lens(torch.tensor(tokens), c, rank))
+    rows = int(get_dcp_lens(torch.tensor(tokens), Shard(c, rank)))
     return rows * model.bytes_per_token({1: "fp8", 2: "bf16", 4: "fp32"}[item])
 
 
 def _geometry(rng: Random, size: int) -> Inputs:
-    c = draw.ranks(rng, size)
+    c = path.ranks(rng, size)
     return {
-        "tokens": rng.randint(1, 10) if size < 3 else draw.number(rng, min(size, 6), 1),
+        "tokens": rng.randint(1, 10) if size < 3 else path.number(rng, min(size, 6), 1),
         "c": c,
         "rank": rng.randrange(c),
         "layers": rng.randint(1, 3) if size < 3 else rng.randint(4, 61),
@@ -53,14 +50,14 @@ def seconds(tokens: int, c: int, token_bytes: int, gb_per_s: float) -> float:
 
 
 def _seconds(tokens: int, c: int, token_bytes: int, gb_per_s: float) -> float:
-    lens = [int(get_dcp_lens(torch.tensor(tokens), c, rank)) for rank in range(c)]
+    lens = [int(get_dcp_lens(torch.tensor(tokens), Shard(c, rank))) for rank in range(c)]
     return max(lens) * token_bytes / gb_per_s / 10**9
 
 
 def _copy(rng: Random, size: int) -> Inputs:
     return {
         "tokens": rng.randint(1, 10) if size < 3 else rng.randint(1, 10**5),
-        "c": draw.ranks(rng, size),
+        "c": path.ranks(rng, size),
         "token_bytes": 10**9 if size < 3 else rng.randint(1, 50) * 10**4,
         "gb_per_s": float(rng.choice([1, 2, 10, 25, 55])),
     }
@@ -77,13 +74,13 @@ def _tokens_that_fit(budget: int, c: int, P: int, row: int, index: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         layout = DcpLayout(c, P, middle)
-        cost = layout.rows_per_rank * row + replicated_rows(layout) * index
+        cost = layout.rows_per_rank * row + layout.slot_end * index
         low, high = (middle, high) if cost <= budget else (low, middle - 1)
     return DcpLayout(c, P, low).capacity_tokens
 
 
 def _budget(rng: Random, size: int) -> Inputs:
-    c, P = draw.ranks(rng, size), draw.page(rng, size)
+    c, P = path.ranks(rng, size), path.page(rng, size)
     row, index = rng.randint(2, 9) * 4**size, rng.randint(1, 3) * 3**size
     page = P * row + P * c * index
     pages = rng.randint(2, 4 + 10 * size)
@@ -127,7 +124,7 @@ def _node(rng: Random, size: int) -> Inputs:
     while True:
         given = {
             "token_bytes": rng.choice([8, 70]) * (1 if size < 3 else 1000) + rng.randrange(9),
-            "c": draw.ranks(rng, size),
+            "c": path.ranks(rng, size),
             "mb_per_s": rng.randint(1, 4) if size < 3 else rng.randint(2, 60) * 1000,
             "fixed_us": rng.randint(100, 900) if size < 3 else rng.randint(10, 5000),
             "prefill_per_s": rng.choice([2, 5, 10, 20, 40, 80, 200]) * 1000,
@@ -147,8 +144,8 @@ def expose_host(capacity: int, c: int) -> tuple[list[int], list[int]]:
 
 
 def _host(rng: Random, size: int) -> Inputs:
-    capacity = rng.randint(4, 20) if size < 3 else draw.number(rng, size, low=10)
-    return {"capacity": capacity, "c": draw.ranks(rng, size)}
+    capacity = rng.randint(4, 20) if size < 3 else path.number(rng, size, low=10)
+    return {"capacity": capacity, "c": path.ranks(rng, size)}
 
 
 def expose_arena(capacity: int) -> list[int]:
@@ -157,7 +154,7 @@ def expose_arena(capacity: int) -> list[int]:
 
 
 def _capacity(rng: Random, size: int) -> Inputs:
-    return {"capacity": rng.randint(4, 20) if size < 3 else draw.number(rng, size, low=10)}
+    return {"capacity": rng.randint(4, 20) if size < 3 else path.number(rng, size, low=10)}
 
 
 ALL = (

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import Forced, Greedy, ModelCells, Seeded, ShardedModel
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
 from kvlab.errors import BackupError, PoolError, StudyError, WorkloadError
 from kvlab.index import DcpLayout, WidenedSlots

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from kvlab.engine.model import load_model, model_shape
 from kvlab.errors import CapacityError, StudyError
-from kvlab.lab.drift.cache import weights_digest
+from kvlab.lab.drift.study import weights_digest
 from tests.engine.model.test_checkpoint import WHOLE, change_config
 from tests.engine.model.tiny import model
 

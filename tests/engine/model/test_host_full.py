@@ -13,11 +13,8 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from kvlab.engine.events import simulate
+from kvlab.engine import CountingNode, NodeConfig, RunResult, StepNode
 from kvlab.engine.model import ModelCells, ShardedModel
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import RunResult
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
 from tests.engine.model.test_retraction_law import FORCED, NAN, REQUESTS, prompts, roomy, schedules
 from tests.engine.model.tiny import model
@@ -52,8 +49,8 @@ def play(
     cells = ModelCells(sharded, prompts(requests), poison=NAN, verify=True, watch=watch, **rules)
     node = StepNode(config, cells, check_every_step=True)
     result = node.run(requests, record=True)
-    assert node.books.audit() == cells.audit() == []
-    assert node.books.allocator.available_size() == config.layout.capacity_tokens
+    assert node.audit() == cells.audit() == []
+    assert node.allocator.available_size() == config.layout.capacity_tokens
     assert [pool.host.lent_bytes for pool in sharded.pools.ranks] == [0] * config.layout.dcp_size
     if sharded.pools.states is not None:
         assert sharded.pools.states.available() == len(requests)
@@ -125,6 +122,6 @@ def test_the_model_changes_nothing_in_what_is_declined_and_who_is_prefilled_agai
     config = replace(config, host_capacity_tokens=14, host_full="recompute")
     calm, _ = play("kimi-moe", requests, roomy(config), None)
     shaken, result = play("kimi-moe", requests, config, None)
-    assert result == simulate(requests, config, record=True)
+    assert result == CountingNode(config).run(requests, record=True)
     assert result.counters.aborted == 0
     require_same(calm, shaken, prefilled_again(result, requests))

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import ModelCells, Prefilled, ShardedModel, prefill_apart, take_snapshot
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
 from kvlab.errors import IndexSpaceError, PoolError, StudyError
 from kvlab.index import DcpLayout, WidenedSlots

@@ -14,11 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine.events import simulate
+from kvlab.engine import CountingNode, NodeConfig, RunResult, StepNode
 from kvlab.engine.model import Greedy, ModelCells, Sampler, Seeded, ShardedModel
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import RunResult
-from kvlab.engine.scheduler import StepNode
 from kvlab.engine.workload import Request
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
@@ -56,7 +53,7 @@ def play(
     node = StepNode(config, cells, check_every_step=True)
     result = node.run(requests, record=True)
     assert result.counters.finished == len(requests)
-    assert node.books.audit() == cells.audit() == []
+    assert node.audit() == cells.audit() == []
     assert [len(cells.streams[r.rid].output) for r in requests] == [
         r.output_tokens for r in requests
     ]
@@ -113,7 +110,7 @@ def test_a_retracted_request_says_bit_for_bit_what_it_would_have_said(
     assert unretracted.counters.retracted_requests == 0
     assert said(shaken) == said(calm)
     # And the model changes nothing in what the scheduler counts.
-    assert result == simulate(requests, config, record=True)
+    assert result == CountingNode(config).run(requests, record=True)
     assert result == StepNode(config).run(requests, record=True)
 
 

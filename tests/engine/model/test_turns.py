@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kvlab.engine import NodeConfig
 from kvlab.engine.model import Form, ShardedModel, plan_step
-from kvlab.engine.policy import NodeConfig
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout, WidenedSlots
 from tests.engine.model.test_retraction_law import play, roomy, said

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from kvlab.lab.bench.__main__ import main
-from kvlab.lab.bench.place import device_slug, open_place
-from kvlab.lab.bench.run import parts_on
+from kvlab.lab.bench.__main__ import main, parts_on
+from kvlab.lab.bench.clock import open_place
 from kvlab.ops import status
 
 
@@ -23,7 +22,7 @@ def test_the_quick_benchmark_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -
     assert all(row["share_of_copy"] > 0 for row in rows if row["baseline"].endswith("copy"))
     aimed = {row["op"] for row in rows if row["aim"] is not None}
     assert {"backup", "restore", "merge"} <= aimed
-    assert device_slug(place).strip("-")
+    assert place.slug
 
 
 @pytest.mark.gpu

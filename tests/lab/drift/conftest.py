@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.lab.drift.prompts import Prompts
+from kvlab.lab.drift import Prompts
 from tests.lab.drift.tiny_study import prompts, save_checkpoint
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from kvlab.lab.drift.conditions import CONDITIONS
-from kvlab.lab.drift.results import SUMMARY
+from kvlab.lab.drift import CONDITIONS, SUMMARY, Point
 
 FLOOR = 4e-6
 
@@ -24,10 +23,7 @@ def summary(
             for c in sizes:
                 broken = acts and known.defect is not None and known.defect.can_act(c)
                 row: dict[str, Any] = {
-                    "condition": known.name,
-                    "defect": known.defect.name if known.defect else "",
-                    "dcp_size": c,
-                    "dtype": dtype,
+                    **Point(known, c, dtype).key,
                     "requests": 48,
                     "tokens": 2000,
                     "max_abs_dlogprob": 0.5 if broken else FLOOR,

@@ -1,17 +1,33 @@
 """Defects, conditions, prompts and nodes: the catalogue holds together."""
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from kvlab.engine import CountingNode, NodeConfig
 from kvlab.errors import StudyError, WorkloadError
-from kvlab.lab.drift import CONDITIONS, DEFECTS, DTYPES, NAMES, condition, default_prompts, defect
-from kvlab.lab.drift.cells import CELLS, MERGES
-from kvlab.lab.drift.node import PAGE_SIZE, layout, node_config
-from kvlab.lab.drift.prompts import read_prompts
-from kvlab.lab.drift.study import RUNNING
+from kvlab.lab.drift import (
+    CONDITIONS,
+    DEFECTS,
+    DTYPES,
+    NAMES,
+    Point,
+    Prompts,
+    condition,
+    default_prompts,
+    defect,
+    read_prompts,
+)
+from kvlab.lab.drift.faults import CELLS, MERGES
+from kvlab.lab.drift.prompts import RUNNING
+from kvlab.lab.drift.run import PAGE_SIZE, node_config
 from tests.lab.drift.tiny_study import prompts_file
+
+
+def node(name: str, dcp_size: int, prompts: Prompts | None = None) -> NodeConfig:
+    return node_config(Point(condition(name), dcp_size, "float32"), prompts or default_prompts())
 
 
 def test_every_defect_has_its_code_its_condition_and_says_where_it_was_reported() -> None:
@@ -92,7 +108,7 @@ def test_prompts_are_read_as_they_are_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
 def test_in_the_silent_regime_every_id_that_can_be_out_is_a_row(dcp_size: int) -> None:
     prompts = default_prompts()
-    found = layout(condition("forced_before_fix"), dcp_size, prompts, RUNNING)
+    found = node("forced_before_fix", dcp_size).layout
     used = RUNNING * found.pages_for(prompts.positions)
     assert (used + 1) * found.widened_page_size <= found.rows_per_rank
     assert found.page_size == PAGE_SIZE
@@ -102,7 +118,7 @@ def test_only_the_natural_schedule_is_short() -> None:
     prompts = default_prompts()
     needs = RUNNING * prompts.positions
     for name in ("no_retraction", "forced_fixed", "natural"):
-        config = node_config(condition(name), 4, prompts, RUNNING)
+        config = node(name, 4)
         assert (config.layout.capacity_tokens < needs) == (name == "natural")
         assert (config.force_retract_interval == 3) == (name == "forced_fixed")
 
@@ -132,3 +148,27 @@ def test_a_file_of_prompts_that_is_not_there_is_no_fault_of_the_output(tmp_path:
         read_prompts(tmp_path / "none")
     with pytest.raises(WorkloadError, match="gives Is a directory"):
         read_prompts(tmp_path)
+
+
+def counts(prompts: Prompts, name: str, dcp_size: int) -> Counter[str]:
+    config = node(name, dcp_size, prompts)
+    return Counter(e.kind for e in CountingNode(config).run(prompts.workload, record=True).events)
+
+
+@pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
+def test_short_memory_retracts_ten_requests_or_more_and_aborts_none(dcp_size: int) -> None:
+    found = counts(default_prompts(), "natural", dcp_size)
+    assert found["retract"] >= 10
+    assert found["resume"] == found["retract"]
+    assert (found["abort"], found["finish"]) == (0, 48)
+
+
+@pytest.mark.parametrize("dcp_size", [1, 4])
+def test_the_quick_study_has_a_natural_retraction_too(dcp_size: int) -> None:
+    found = counts(default_prompts().head(12, 24), "natural", dcp_size)
+    assert found["retract"] >= 1
+    assert (found["abort"], found["finish"]) == (0, 12)
+
+
+def test_where_there_is_room_nobody_leaves() -> None:
+    assert counts(default_prompts(), "no_retraction", 4)["retract"] == 0

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.lab.drift.metrics import (
+from kvlab.lab.drift.tables import (
     METRICS,
     divergence,
     edit_distance,

@@ -17,10 +17,9 @@ from kvlab.engine.model import ShardedModel
 from kvlab.engine.model import cells as cells_module
 from kvlab.engine.model.prefilled import Prefill, prefill_apart
 from kvlab.index import WidenedSlots
-from kvlab.lab.drift.conditions import condition
-from kvlab.lab.drift.prompts import default_prompts
-from kvlab.lab.drift.run import Reference, Setting, forced_run, reference_run
-from kvlab.lab.drift.tables import MARGIN
+from kvlab.lab.drift import MARGIN, Point, condition, default_prompts
+from kvlab.lab.drift.run import Setting, forced_run, reference_run
+from kvlab.lab.keep import Values
 from kvlab.memory import PagedTokenToKVPoolAllocator
 from kvlab.memory.published import data_path
 
@@ -33,12 +32,12 @@ def setting() -> Iterator[Setting]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     folder: Path = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
-    yield Setting(str(folder), PROMPTS, 20, 0)
+    yield Setting(str(folder), PROMPTS)
     torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def reference(setting: Setting) -> tuple[Reference, Any]:
+def reference(setting: Setting) -> Values:
     return reference_run(setting, "float32", "forced")
 
 
@@ -74,13 +73,13 @@ def prefill_keeping(kept: Kept) -> Any:
     return prefill
 
 
-def drift(setting: Setting, reference: tuple[Reference, Any], name: str) -> float:
-    run = forced_run(setting, condition(name), 1, "float32", reference[0])
-    return float(np.abs(run["logprob"] - reference[1]["logprob"]).max())
+def drift(setting: Setting, reference: Values, name: str) -> float:
+    run = forced_run(setting, Point(condition(name), 1, "float32"), reference)
+    return float(np.abs(run["logprob"] - reference["logprob"]).max())
 
 
 def test_a_recomputed_request_leaves_the_floor_by_its_state_alone(
-    setting: Setting, reference: tuple[Reference, Any], monkeypatch: pytest.MonkeyPatch
+    setting: Setting, reference: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     floor = drift(setting, reference, "no_retraction")
     found = {}

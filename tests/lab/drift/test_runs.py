@@ -10,17 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import Forced, ModelCells, Prefilled, ShardedModel, load_model
-from kvlab.engine.policy import NodeConfig
-from kvlab.engine.scheduler import StepNode
+from kvlab.lab.drift import DEFECTS, REFERENCE, Point, Prompts, condition
 from kvlab.lab.drift import run as run_module
-from kvlab.lab.drift.conditions import Condition, condition
-from kvlab.lab.drift.defects import DEFECTS
-from kvlab.lab.drift.events import events_of
-from kvlab.lab.drift.node import node_config
-from kvlab.lab.drift.prompts import Prompts
-from kvlab.lab.drift.run import Arrays, Reference, Setting, forced_run, free_run, reference_run
-from kvlab.lab.drift.tables import restores
+from kvlab.lab.drift.run import Setting, forced_run, free_run, node_config, reference_run
+from kvlab.lab.drift.tables import cut, run_data
+from kvlab.lab.keep import Values
 from tests.lab.drift.tiny_study import save_checkpoint
 
 NOISE = 1e-3  # far above the rounding of these models, far below what a wrong row does
@@ -30,33 +26,38 @@ class Runs:
     """Runs of one checkpoint, each made once."""
 
     def __init__(self, model: Path, prompts: Prompts) -> None:
-        self.setting = Setting(str(model), prompts, 20, 0)
+        self.setting = Setting(str(model), prompts)
         self.forced = lru_cache(self._forced)
         self.reference = lru_cache(self._reference)
 
-    def _reference(self, dtype: str) -> tuple[Reference, Arrays]:
+    def _reference(self, dtype: str) -> Values:
         return reference_run(self.setting, dtype, "forced")
 
-    def _forced(self, name: str, dcp_size: int, dtype: str = "float32") -> Arrays:
-        reference, _ = self.reference(dtype)
-        return forced_run(self.setting, condition(name), dcp_size, dtype, reference)
+    def _forced(self, name: str, dcp_size: int, dtype: str = "float32") -> Values:
+        point = Point(condition(name), dcp_size, dtype)
+        return forced_run(self.setting, point, self.reference(dtype))
 
     def drift(self, name: str, dcp_size: int, dtype: str = "float32") -> NDArray[np.float64]:
-        run, (_, reference) = self.forced(name, dcp_size, dtype), self.reference(dtype)
-        signed = run["logprob"].astype(np.float64) - reference["logprob"].astype(np.float64)
-        return np.abs(signed)
+        run, reference = self.forced(name, dcp_size, dtype), self.reference(dtype)
+        said, want = (np.asarray(x["logprob"], np.float64) for x in (run, reference))
+        return np.abs(said - want)
 
     def same(self, name: str, dcp_size: int, twin: str = "forced_fixed") -> bool:
         a, b = self.forced(name, dcp_size), self.forced(twin, dcp_size)
         return bool(np.array_equal(a["logprob"], b["logprob"], equal_nan=True))
 
     def restored_at(self, name: str, dcp_size: int) -> dict[int, list[int]]:
-        lengths = [len(tokens) for tokens in self.setting.prompts.tokens]
-        return restores(events_of(self.forced(name, dcp_size)["events"]), lengths)
+        def find(view: str, point: Point) -> Values | None:
+            if view == "free":
+                return None
+            alone = point.known == REFERENCE
+            return self.reference("float32") if alone else self.forced(name, dcp_size)
+
+        point = Point(condition(name), dcp_size, "float32")
+        return run_data(find, point, self.setting.prompts).back
 
     def cut(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        outputs = self.reference("float32")[0].tokens
-        return np.split(values, np.cumsum([len(o) for o in outputs])[:-1])
+        return list(cut(values, self.reference("float32")["length"]))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,15 +87,12 @@ def test_the_schedule_restores_most_requests_at_every_dcp_size(runs: Runs) -> No
 
 
 def test_without_a_defect_nothing_of_the_study_changes_a_bit(runs: Runs) -> None:
-    known, setting = condition("forced_fixed"), runs.setting
-    reference, _ = runs.reference("float32")
-    config = node_config(known, 4, setting.prompts, 20)
+    setting, reference = runs.setting, runs.reference("float32")
+    config = node_config(Point(condition("forced_fixed"), 4, "float32"), setting.prompts)
     sharded = ShardedModel(load_model(setting.model), config.layout, requests=20)
     streams = {
-        rid: [*prompt, *output]
-        for rid, (prompt, output) in enumerate(
-            zip(setting.prompts.tokens, reference.tokens, strict=True)
-        )
+        rid: [*setting.prompts.tokens[rid], *output.tolist()]
+        for rid, output in enumerate(cut(reference["token"], reference["length"]))
     }
     prompts = dict(enumerate(setting.prompts.tokens))
     plain = ModelCells(sharded, prompts, sampler=Forced(streams), handover=True,
@@ -194,7 +192,7 @@ def test_before_the_fix_is_the_defect_of_widened_ids_under_another_name(runs: Ru
 def test_nan_in_the_padding_row_makes_nan_tokens_and_one_token_over_and_over(runs: Runs) -> None:
     assert np.isnan(runs.drift("defect:nan_padding", 1)).sum() > 10
     assert (runs.forced("defect:nan_padding", 1)["rank"] == -1).any()
-    drawn = free_run(runs.setting, condition("defect:nan_padding"), 1, "float32")
+    drawn = free_run(runs.setting, Point(condition("defect:nan_padding"), 1, "float32"))
     stuck = np.isnan(drawn["logprob"])
     assert stuck.any()
     assert set(drawn["token"][stuck].tolist()) == {0}
@@ -219,8 +217,8 @@ def test_with_a_hand_over_no_query_meets_an_empty_shard(runs: Runs) -> None:
     known = condition("defect:empty_lse_zero")
     assert known.defect is not None and known.defect.on_node
     handed = replace(known, defect=replace(known.defect, on_node=False))
-    reference, _ = runs.reference("float32")
-    made = forced_run(runs.setting, handed, 4, "float32", reference)
+    point = Point(handed, 4, "float32")
+    made = forced_run(runs.setting, point, runs.reference("float32"))
     assert np.array_equal(made["logprob"], runs.forced("forced_fixed", 4)["logprob"])
     assert max(values[0] for values in runs.cut(runs.drift(known.name, 4))) > NOISE
 
@@ -228,13 +226,13 @@ def test_with_a_hand_over_no_query_meets_an_empty_shard(runs: Runs) -> None:
 def test_forced_runs_say_the_references_tokens_and_free_ones_depend_on_the_seed(
     runs: Runs,
 ) -> None:
-    known = condition("forced_fixed")
-    reference, arrays = reference_run(runs.setting, "float32", "free")
-    drawn = free_run(runs.setting, known, 4, "float32")
-    assert np.array_equal(drawn["token"], arrays["token"])
-    other = free_run(replace(runs.setting, seed=1), known, 4, "float32")
+    point = Point(condition("forced_fixed"), 4, "float32")
+    reference = reference_run(runs.setting, "float32", "free")
+    drawn = free_run(runs.setting, point)
+    assert np.array_equal(drawn["token"], reference["token"])
+    other = free_run(replace(runs.setting, seed=1), point)
     assert not np.array_equal(drawn["token"], other["token"])
-    assert [len(o) for o in reference.tokens] == [
+    assert reference["length"].tolist() == [
         r.output_tokens for r in runs.setting.prompts.workload.requests
     ]
 
@@ -242,15 +240,14 @@ def test_forced_runs_say_the_references_tokens_and_free_ones_depend_on_the_seed(
 def test_the_silent_regime_holds_at_every_size_and_a_smaller_pool_raises(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = condition("forced_before_fix")
     for c in (2, 3, 8):
         assert runs.forced("forced_before_fix", c)["restores"].sum() > 0
 
-    def small(known: Condition, c: int, prompts: Prompts, running: int) -> NodeConfig:
-        config = node_config(known, c, prompts, running)
+    def small(point: Point, prompts: Prompts) -> NodeConfig:
+        config = node_config(point, prompts)
         return replace(config, layout=replace(config.layout, num_pages=40))
 
     monkeypatch.setattr(run_module, "node_config", small)
-    reference, _ = runs.reference("float32")
+    point = Point(condition("forced_before_fix"), 8, "float32")
     with pytest.raises(IndexError):
-        forced_run(runs.setting, known, 8, "float32", reference)
+        forced_run(runs.setting, point, runs.reference("float32"))

@@ -1,20 +1,21 @@
 """Rows of the tables on a run by hand: two requests, one of which comes back once."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from kvlab.engine.result import Event
-from kvlab.lab.drift.events import as_array, events_of
+from kvlab.engine import Event
 from kvlab.lab.drift.tables import (
     RunData,
+    events_array,
+    events_of,
     largest,
     mean,
     position_rows,
     request_rows,
-    restores,
     summary_row,
     token_rows,
 )
@@ -35,6 +36,7 @@ EVENTS = (
     Event(4, "finish", 0, 8),
 )
 RUN = RunData(
+    prompts=PROMPTS,
     dlogprob=(np.array([0.05, -0.1, 0.3, -0.4, NAN]), np.array([0.0, 0.1, 0.2, -0.1])),
     kl=(np.array([0.0, 0.0, 1.0, 1.0, NAN]), np.zeros(4)),
     rank=(np.array([0, 0, 1, 2, -1]), np.zeros(4, np.int64)),
@@ -46,13 +48,13 @@ REFERENCE = ((1, 2, 3, 9, 5), (7, 7, 7, 8))
 
 
 def rows(run: RunData = RUN, floor: float = FLOOR) -> Any:
-    return pd.DataFrame(request_rows(run, PROMPTS, floor, REFERENCE)).set_index("rid")
+    return pd.DataFrame(request_rows(run, floor, REFERENCE)).set_index("rid")
 
 
 def test_the_first_token_after_a_restore_is_the_one_whose_position_was_not_cached() -> None:
-    assert restores(EVENTS, PROMPTS) == {0: [3]}
+    assert RUN.back == {0: [3]}
     again = Event(5, "admit", 1, 9)  # recomputed with 6 + 3 tokens: output 3 comes next
-    assert restores([*EVENTS, again], PROMPTS) == {0: [3], 1: [3]}
+    assert replace(RUN, events=(*EVENTS, again)).back == {0: [3], 1: [3]}
 
 
 def test_a_request_is_cut_at_its_first_restore() -> None:
@@ -79,18 +81,17 @@ def test_nan_counts_as_above_the_floor() -> None:
 
 def test_the_onset_counts_from_the_latest_restore_before_the_drift() -> None:
     events = (*EVENTS[:6], Event(4, "retract", 0, 7), Event(5, "resume", 0, 7), EVENTS[6])
-    run = RunData((np.array([0, 0, 0, 0, 9.0]), RUN.dlogprob[1]), RUN.kl, RUN.rank, None, events)
-    assert restores(events, PROMPTS) == {0: [3, 4]}
+    late = (np.array([0, 0, 0, 0, 9.0]), RUN.dlogprob[1])
+    run = replace(RUN, dlogprob=late, events=events)
+    assert run.back == {0: [3, 4]}
     assert rows(run).loc[0, "onset"] == 0  # the first restore, a token before, did no harm
-    early = RunData(
-        (np.array([0, 0, 0, 9.0, 9.0]), RUN.dlogprob[1]), RUN.kl, RUN.rank, None, events
-    )
-    assert rows(early).loc[0, "onset"] == 0
+    early = (np.array([0, 0, 0, 9.0, 9.0]), RUN.dlogprob[1])
+    assert rows(replace(run, dlogprob=early)).loc[0, "onset"] == 0
 
 
 def test_the_summary_of_the_run_by_hand() -> None:
-    table = pd.DataFrame(request_rows(RUN, PROMPTS, FLOOR, REFERENCE))
-    fixed = RunData((np.zeros(5), np.zeros(4)), RUN.kl, RUN.rank, RUN.tokens, EVENTS)
+    table = pd.DataFrame(request_rows(RUN, FLOOR, REFERENCE))
+    fixed = replace(RUN, dlogprob=(np.zeros(5), np.zeros(4)))
     row = summary_row(RUN, table, FLOOR, fixed)
     assert (row["requests"], row["tokens"], row["nan_tokens"]) == (2, 9, 1)
     assert row["max_abs_dlogprob"] == 0.4 and row["max_from_fixed"] == 0.4
@@ -104,15 +105,15 @@ def test_the_summary_of_the_run_by_hand() -> None:
 
 
 def test_without_the_free_view_nothing_is_said_about_it() -> None:
-    silent = RunData(RUN.dlogprob, RUN.kl, RUN.rank, None, EVENTS)
-    table = pd.DataFrame(request_rows(silent, PROMPTS, FLOOR, None))
+    silent = replace(RUN, tokens=None)
+    table = pd.DataFrame(request_rows(silent, FLOOR, None))
     assert table["repeating"].isna().all()
     row: Any = summary_row(silent, table, FLOOR, silent)
     assert np.isnan(row["repetition_rate"]) and np.isnan(row["repeating_restored"])
 
 
 def test_positions_are_counted_from_the_output_and_from_the_latest_restore() -> None:
-    table: Any = pd.DataFrame(position_rows(RUN, PROMPTS))
+    table: Any = pd.DataFrame(position_rows(RUN))
     by_axis = {axis: part.set_index("at") for axis, part in table.groupby("axis")}
     at = by_axis["position"]
     assert at["tokens"].tolist() == [2, 2, 2, 2, 0]
@@ -123,7 +124,7 @@ def test_positions_are_counted_from_the_output_and_from_the_latest_restore() -> 
 
 
 def test_each_token_has_the_step_that_made_it() -> None:
-    table: Any = pd.DataFrame(token_rows(RUN, PROMPTS, REFERENCE))
+    table: Any = pd.DataFrame(token_rows(RUN, REFERENCE))
     first = table[table["rid"] == 0]
     assert first["step"].tolist() == [0, 0, 1, 3, 4]
     assert first["restored"].tolist() == [False, False, False, True, True]
@@ -138,5 +139,5 @@ def test_largest_and_mean_leave_nan_out_and_say_so_when_nothing_is_left() -> Non
 
 
 def test_events_come_back_from_their_array() -> None:
-    assert tuple(events_of(as_array(EVENTS))) == EVENTS
-    assert as_array([]).shape == (0, 4)
+    assert (events_of(events_array(EVENTS))) == EVENTS
+    assert events_array([]).shape == (0, 4)

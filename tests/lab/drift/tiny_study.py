@@ -12,7 +12,7 @@ from transformers import (
     KimiLinearForCausalLM,
 )
 
-from kvlab.lab.drift.prompts import Prompts, read_prompts
+from kvlab.lab.drift import Prompts, read_prompts
 
 LENGTHS = ((9, 12), (14, 9), (6, 12), (11, 10), (8, 12), (13, 8))
 SHAPE: dict[str, Any] = {

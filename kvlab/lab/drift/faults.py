@@ -1,0 +1,242 @@
+"""The defects in code: ``ModelCells`` with one defect each, and the two defective merges.
+
+Each class changes one act of the right cells and leaves the rest. A row "does not come back" means
+that its new place keeps what it held before, as on a server that has run for a while: the study
+fills its pools with rows of another text first.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvlab.attn import Partial, merge_partials
+from kvlab.engine.model import ModelCells
+from kvlab.errors import PoolError
+from kvlab.index import WidenedSlots
+from kvlab.lab import before_fix
+from kvlab.memory import KvBackup, MLATokenToKVPool
+
+State = tuple[Tensor, Tensor]
+NO_STATE = (torch.empty(0), torch.empty(0))
+
+
+class Verified(ModelCells):
+    """The right cells. What comes back is compared bit by bit with what was given up, and counted
+    instead of refused: ``same`` and ``different`` restores. ``kept``: what a defect notes, by
+    request or state slot."""
+
+    def __init__(self, *given: Any, **rules: Any) -> None:
+        super().__init__(*given, verify=True, **rules)
+        self.same = self.different = 0
+        self.kept: dict[int | None, Any] = {}
+
+    def check(self, rid: int, slots: WidenedSlots) -> None:
+        """Count where a restore is due to be compared; else as the right cells."""
+        due = rid in self._given_up
+        try:
+            super().check(rid, slots)
+            self.same += due
+        except PoolError:
+            if not due:
+                raise
+            self.different += 1
+
+    def rows(self, slots: WidenedSlots) -> Tensor:
+        """The stored rows of all positions ``(layers, positions, elements)``, a copy."""
+        ranks = self.sharded.pools.ranks
+        layers, _, elements = ranks[0].buffer.shape
+        found = ranks[0].buffer.new_empty(layers, len(slots), elements)
+        for pool in ranks:
+            here = pool.resolve(slots)
+            found[:, here.source] = pool.buffer[:, here.ids]
+        return found
+
+    def put_rows(self, slots: WidenedSlots, rows: Tensor) -> None:
+        """Store what ``rows`` gave, each row on its owner."""
+        for pool in self.sharded.pools.ranks:
+            here = pool.resolve(slots)
+            pool.buffer[:, here.ids] = rows[:, here.source]
+
+    def state(self, rid: int) -> State:
+        """The state of a running request, a copy; two empty tensors for a model without state."""
+        states, slot = self.sharded.pools.states, self._held[rid].state
+        if states is None or slot is None:
+            return NO_STATE
+        return states.conv[:, slot].clone(), states.temporal[:, slot].clone()
+
+    def put_state(self, rid: int, state: State | None) -> None:
+        """Set the state of a running request; None: to zeros. Nothing for a model without."""
+        states, slot = self.sharded.pools.states, self._held[rid].state
+        if states is not None and slot is not None:
+            states.conv[:, slot], states.temporal[:, slot] = state or (0.0, 0.0)
+
+
+class _Displaced(Verified):
+    """What the index defects share: rows are put back where ``_ids`` says, and not where they
+    belong. Copies are made and written as upstream does it, per layer and chunk."""
+
+    def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
+        raise NotImplementedError
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        made = super().back_up(rid, slots)
+        ranks = self.sharded.pools.ranks
+        self.kept[rid] = [before_fix.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
+        return made
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        held = self.rows(slots)
+        super().restore(rid, backups, slots)
+        self.put_rows(slots, held)
+        for pool, copies in zip(self.sharded.pools.ranks, self.kept.pop(rid), strict=True):
+            before_fix.copy_in(pool.buffer, copies, self._ids(pool, slots))
+
+
+class WidenedAsRows(_Displaced):
+    """Every rank takes the widened ids for its rows. Errors: IndexError where one is no row."""
+
+    def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
+        return slots.ids
+
+
+class TranslatedTwice(_Displaced):
+    """Rows are taken for slots once more: as ``maybe_dcp_kernel_indices``, every c-th from r on."""
+
+    def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
+        size = pool.layout.dcp_size
+        rows = pool.resolve(slots).ids
+        return rows if size == 1 else rows[pool.rank :: size] // size
+
+
+class OldRows(Verified):
+    """Rows go to the slots that the request gave up, whoever holds them now."""
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        self.kept[rid] = WidenedSlots(slots.ids.clone())
+        return super().back_up(rid, slots)
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        held = self.rows(slots)
+        super().restore(rid, backups, slots)
+        right = self.rows(slots)
+        self.put_rows(slots, held)
+        self.put_rows(self.kept.pop(rid), right)
+
+
+class StateNotRestored(Verified):
+    """The state slot stays as ``alloc`` gives it: zeros."""
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        super().restore(rid, backups, slots)
+        self.put_state(rid, None)
+
+
+class StateStale(Verified):
+    """The state slot keeps what its last user left, who may be the request itself."""
+
+    def release(self, rid: int, slots: WidenedSlots) -> None:
+        self.kept[self._held[rid].state] = self.state(rid)
+        super().release(rid, slots)
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        super().restore(rid, backups, slots)
+        self.put_state(rid, self.kept.get(self._held[rid].state))
+
+
+class SnapshotAhead(Verified):
+    """After a restore the newest token runs twice, so the state has it twice. Its row is written
+    to one place both times, which is why rows alone would not show it."""
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        super().restore(rid, backups, slots)
+        self.kept[rid] = True
+
+    def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
+        for rid, slot in zip(rids.tolist(), slots, strict=True):
+            if self.kept.pop(rid, False):
+                held = self._held[rid]
+                run = WidenedSlots(torch.cat([held.ids, slot[None]]))
+                self.sharded.decode([self.streams[rid].tokens[-1]], [run], [held.state])
+        super().write(rids, positions, slots)
+
+
+class SnapshotBehind(Verified):
+    """The state lacks the last cached token, and so does its row."""
+
+    def __init__(self, *given: Any, **rules: Any) -> None:
+        super().__init__(*given, **rules)
+        self._before: dict[int, State] = {}
+
+    def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
+        for rid in set(rids.tolist()) & self._held.keys():
+            self._before[rid] = self.state(rid)
+        super().write(rids, positions, slots)
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        if rid in self._before:
+            self.kept[rid] = self._before[rid]
+        return super().back_up(rid, slots)
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        held = self.rows(slots)
+        super().restore(rid, backups, slots)
+        if rid not in self.kept:
+            return  # nothing was decoded yet: the snapshot of a prefill is whole
+        right = self.rows(slots)
+        right[:, -1] = held[:, -1]
+        self.put_rows(slots, right)
+        self.put_state(rid, self.kept.pop(rid))
+
+
+class NanPadding(Verified):
+    """The padding row of every rank is NaN from the first retraction on."""
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        made = super().back_up(rid, slots)
+        for pool in self.sharded.pools.ranks:
+            pool.buffer[:, 0] = pool.codec.filled(float("nan"), pool.device)
+        return made
+
+
+class ScalesLost(Verified):
+    """Quantised rows come back, their scales stay what the new rows had."""
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        """The scales of the new rows are put back. Errors: PoolError for rows without scales."""
+        places = [(pool, pool.resolve(slots).ids) for pool in self.sharded.pools.ranks]
+        held = [pool.scales[:, ids].clone() for pool, ids in places]
+        super().restore(rid, backups, slots)
+        for (pool, ids), scales in zip(places, held, strict=True):
+            pool.scales[:, ids] = scales
+
+
+def wrong_log_base(partials: Sequence[Partial]) -> Partial:
+    """Natural lse, taken for base 2 and converted."""
+    return merge_partials([Partial.from_log2(p.out, p.lse) for p in partials])
+
+
+def empty_lse_zero(partials: Sequence[Partial]) -> Partial:
+    """An empty shard weighs exp(0) and adds zeros."""
+    return merge_partials(
+        [replace(p, lse=torch.where(p.lse == -torch.inf, 0.0, p.lse)) for p in partials]
+    )
+
+
+CELLS: Mapping[str, type[Verified]] = {
+    "widened_as_rows": WidenedAsRows,
+    "translated_twice": TranslatedTwice,
+    "old_rows": OldRows,
+    "state_not_restored": StateNotRestored,
+    "state_stale": StateStale,
+    "snapshot_ahead": SnapshotAhead,
+    "snapshot_behind": SnapshotBehind,
+    "nan_padding": NanPadding,
+    "scales_lost": ScalesLost,
+}
+MERGES: Mapping[str, Callable[[Sequence[Partial]], Partial]] = {
+    "wrong_log_base": wrong_log_base,
+    "empty_lse_zero": empty_lse_zero,
+}
