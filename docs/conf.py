@@ -12,11 +12,12 @@ from pathlib import Path
 
 import nbformat
 from sphinx.application import Sphinx
-from sphinx.ext.napoleon import Config, GoogleDocstring
+from sphinx.ext.napoleon import Config
+from sphinx.ext.napoleon.docstring import GoogleDocstring
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import pages
+import pages  # type: ignore[import-not-found]
 
 POLICY = "default-src 'self' file: data: 'unsafe-inline'; base-uri 'none'; form-action 'self' file:"
 

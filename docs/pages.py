@@ -39,7 +39,10 @@ _LINK = re.compile(r"```.*?```|`[^`\n]*`|(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([
 def all_pages(told: Mapping[str, Any], figures: Path, source: Path) -> Iterator[tuple[str, str]]:
     """(path, text) of each page, from the manifest of a report and the folder of its figures."""
     found = figure_registry(figures)
-    yield "index.md", front_page(told, [page for page in DOCUMENTS if (source / f"{page}.md").exists()])
+    yield (
+        "index.md",
+        front_page(told, [page for page in DOCUMENTS if (source / f"{page}.md").exists()]),
+    )
     yield "figures.md", figures_page(found, told["notebooks"])
     yield "commands.md", commands_page()
     yield from api_pages()
@@ -80,8 +83,13 @@ def adapt(notebook: NotebookNode, page: str) -> None:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data and "text/html" not in data:
-                shown = {"alt": data.get("text/plain", "picture"), **output.metadata.get("image/png", {})}
-                told = "".join(f' {key}="{html.escape(str(value))}"' for key, value in shown.items())
+                shown = {
+                    "alt": data.get("text/plain", "picture"),
+                    **output.metadata.get("image/png", {}),
+                }
+                told = "".join(
+                    f' {key}="{html.escape(str(value))}"' for key, value in shown.items()
+                )
                 png = data.pop("image/png").strip()
                 data["text/html"] = f'<img src="data:image/png;base64,{png}"{told}>'
     stem = page.split("/")[-1]
@@ -93,10 +101,14 @@ def adapt(notebook: NotebookNode, page: str) -> None:
 def front_page(told: Mapping[str, Any], documents: Sequence[str]) -> str:
     """index.md; ``documents`` are the keys of DOCUMENTS that are there."""
     pages = {notebook["name"]: f"notebooks/{notebook['name']}" for notebook in told["notebooks"]}
-    titles = {n["name"]: f"[{plain(n['title'])}]({pages[n['name']]}.ipynb)" for n in told["notebooks"]}
+    titles = {
+        n["name"]: f"[{plain(n['title'])}]({pages[n['name']]}.ipynb)" for n in told["notebooks"]
+    }
     first, *_ = titles.values()
     begin = [(first, "To learn the convention, in order from the start")]
-    begin += [(f"[{name}]({page}.md)", why) for page in documents for name, why in [DOCUMENTS[page]]]
+    begin += [
+        (f"[{name}]({page}.md)", why) for page in documents for name, why in [DOCUMENTS[page]]
+    ]
     begin += [("[Figures](figures.md)", "For a figure or its numbers, ready for a paper")]
     begin += [("[Commands](commands.md)", "To run it on your own trace, pool or model")]
     facts = {
@@ -105,7 +117,8 @@ def front_page(told: Mapping[str, Any], documents: Sequence[str]) -> str:
         "When": told["created"],
         "Device": plain(told["device"]),
         "Versions": plain(", ".join(f"{name} {v}" for name, v in told["versions"].items())),
-        "Seeds": ", ".join(sorted({str(s) for s in told["seeds"].values() if s is not None})) or "none",
+        "Seeds": ", ".join(sorted({str(s) for s in told["seeds"].values() if s is not None}))
+        or "none",
     }
     ran = f"{_counted(told['notebooks'], 'notebook')} ran on {told['created']} in "
     ran += f"{told['duration_s']:.0f} s on {facts['Device']} and saved "

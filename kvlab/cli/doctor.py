@@ -40,7 +40,7 @@ LEAST_PYTHON = (3, 11)
 #: The libraries that the project asks for, by what will not work without them.
 CORE = ("torch", "numpy", "pandas", "joblib", "typer", "rich")
 MODELS = ("transformers", "safetensors")
-REPORT = ("nbclient", "nbconvert", "nbformat", "jupyter_client", "pygments", "jinja2")
+REPORT = ("nbclient", "nbformat", "jupyter_client", "sphinx", "myst_nb", "furo")
 REPORT += ("sphinx", "myst-nb", "furo")
 FIGURES = ("matplotlib", "pillow")
 LAB = ("jupyterlab", "ipywidgets")
