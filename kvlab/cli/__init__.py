@@ -41,9 +41,11 @@ exit codes:
 #: The program, for whoever describes it: the pages of the documentation are made from it.
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 for module in (report, crash, owners, retraction, drift, doctor):
+    told = [" ".join(part.split()) for part in (inspect.getdoc(module.run) or "").split("\n\n")]
     app.command(
         module.__name__.rpartition(".")[2],
-        short_help=(inspect.getdoc(module.run) or "").partition("\n")[0],
+        help="\n\n".join(told),
+        short_help=told[0],
         epilog=module.EPILOG,
     )(module.run)
 

@@ -21,7 +21,7 @@ from kvlab.errors import StudyError
 if TYPE_CHECKING:
     from kvlab.index import DcpLayout
     from kvlab.lab.crash import CrashResult
-    from kvlab.lab.crash_child import ChildResult
+    from kvlab.lab.crash_cuda import ChildResult
 
 EPILOG = """\b
 examples:
@@ -52,11 +52,9 @@ def record_file(text: str) -> Path:
 
 def with_record_place(words: Sequence[str]) -> list[str]:
     """``words`` with the place after a --record that names none."""
-    bare = [
-        word == "--record" and next_.startswith("--") for word, next_ in pairwise([*words, "--"])
-    ]
     return [
-        f"{word}={RECORDED}" if is_bare else word for word, is_bare in zip(words, bare, strict=True)
+        f"--record={RECORDED}" if word == "--record" and after.startswith("--") else word
+        for word, after in pairwise([*words, "--"])
     ]
 
 
@@ -174,13 +172,11 @@ class Run:
             ended = {"exit_code": self.child.exit_code, "tail": list(self.child.tail)}
             return head | {"in_child": True} | ended
         damaged = Counter(self.result.damaged["request"].tolist() if self._damaged else [])
-        by_rank = (
-            [] if self.error else output.records(output.columns_of(self.result.wrong_by_rank()))
-        )
+        by_rank = {} if self.error else output.columns_of(self.result.wrong_by_rank())
         return head | {
             "in_child": False,
             **self.result.summary(),
-            "wrong_by_rank": by_rank,
+            "wrong_by_rank": output.records(by_rank),
             "damaged_by_request": [
                 {"request": rid, "rows": rows} for rid, rows in sorted(damaged.items())
             ],
@@ -238,7 +234,7 @@ def _attempt(
 ) -> Run:
     """One retraction. Errors: StudyError when the pool is too small or too large for it."""
     from kvlab.lab.crash import CrashStudy
-    from kvlab.lab.crash_child import crash_in_child
+    from kvlab.lab.crash_cuda import crash_in_child
 
     output.require_ranks(layout.dcp_size, "use fewer ranks or --census, which needs no pool")
     if layout.slot_end > LARGEST[regime]:
@@ -280,7 +276,7 @@ def _require_recordable(given: Mapping[str, Any], place: Path) -> None:
 
 
 def _record(layout: "DcpLayout", runs: Sequence[Run], place: Path, line: str) -> None:
-    from kvlab.lab.crash_record import make_record, write_record
+    from kvlab.lab.crash_cuda import make_record, write_record
 
     child = next((run.child for run in runs if run.child is not None), None)
     if child is None:

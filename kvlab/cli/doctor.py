@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,25 +39,20 @@ exit codes:
 DATA = Path(__file__).resolve().parents[2] / "data"
 LEAST_PYTHON = (3, 11)
 #: The libraries that the project asks for, by what will not work without them.
-CORE = ("torch", "numpy", "pandas", "joblib", "typer", "rich")
-MODELS = ("transformers", "safetensors")
-REPORT = ("nbclient", "nbformat", "jupyter_client", "sphinx", "myst_nb", "furo")
-REPORT += ("sphinx", "myst-nb", "furo")
-FIGURES = ("matplotlib", "pillow")
-LAB = ("jupyterlab", "ipywidgets")
-IMPORTED_AS = {"pillow": "PIL"}
+LIBRARIES = {
+    "core": ("torch", "numpy", "pandas", "joblib", "typer", "rich"),
+    "models": ("transformers", "safetensors"),
+    "report": ("nbclient", "nbformat", "jupyter_client", "sphinx", "myst-nb", "furo"),
+    "figures": ("matplotlib", "pillow"),
+    "jupyterlab": ("jupyterlab", "ipywidgets"),
+}
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FONT = ("mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
-EXTENSION = ("share", "jupyter", "labextensions", "@jupyter-widgets", "jupyterlab-manager")
-
 INSTALL = "install it: `make setup`, or `pip install -e .` in an environment of your own"
 CHECKOUT = "run kvlab in its checkout, or restore the folder: `git checkout -- data`"
+OTHER_TORCH = "point KVLAB_PYTHON at a Python whose torch is built for {}, as in `make gpu`"
 NO_GPU = (
     "nothing, the CPU does; for a GPU figure run `make gpu` and `make bench` on a machine with one"
 )
-UNHIDE = "unset CUDA_VISIBLE_DEVICES, or name devices that `nvidia-smi -L` lists"
-OLD_DRIVER = "see with `nvidia-smi` whether the driver is new enough for this CUDA and has a device"
-OTHER_TORCH = "point KVLAB_PYTHON at a Python whose torch is built for {}, as in `make gpu`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +132,22 @@ def _text(checks: Sequence[dict[str, object]], works: bool) -> list[str]:
     return [*lines, f"{ok} of {len(checks)} ok; {core}"]
 
 
-def libraries(name: str, wanted: Sequence[str]) -> Check:
+def libraries(name: str) -> Iterator[Check]:
     """One check of several libraries: there, and no older than the project asks for."""
     least = least_versions()
     there, wrong = [], []
-    for library in wanted:
+    for library in LIBRARIES[name]:
         try:
             version = metadata.version(library)
         except metadata.PackageNotFoundError:  # missing, or on the path by hand
-            by_hand = find_spec(IMPORTED_AS.get(library, library))
+            by_hand = find_spec({"pillow": "PIL"}.get(library, library))
             there += [f"{library} of unknown version"] if by_hand else []
             wrong += [] if by_hand else [f"{library} is missing"]
             continue
         old = _numbers(version) < _numbers(least.get(library, "0"))
         there.append(f"{library} {version}")
         wrong += [f"{library} {version} is older than {least[library]}"] if old else []
-    return Check(name, ", ".join(wrong), INSTALL) if wrong else Check(name, ", ".join(there))
+    yield Check(name, ", ".join(wrong or there), INSTALL if wrong else None)
 
 
 def least_versions() -> dict[str, str]:
@@ -171,16 +167,14 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def python() -> Iterator[Check]:
     """Version, and which environment it is."""
-    text = (
-        f"{platform.python_version()} of {Path(sys.prefix).name or 'the system'}, "
-        f"{platform.system()} {platform.machine()}"
-    )
+    where = f"{Path(sys.prefix).name or 'the system'}, {platform.system()} {platform.machine()}"
+    text = f"{platform.python_version()} of {where}"
+    least = ".".join(map(str, LEAST_PYTHON))
     if sys.version_info[:2] >= LEAST_PYTHON:
         yield Check("python", text)
     else:
-        least = ".".join(map(str, LEAST_PYTHON))
-        instead = f"use Python {least} or newer: make setup PYTHON=PATH"
-        yield Check("python", f"{text}: older than {least}", instead)
+        do = f"use Python {least} or newer: make setup PYTHON=PATH"
+        yield Check("python", f"{text}: older than {least}", do)
 
 
 def cpu() -> Iterator[Check]:
@@ -228,17 +222,19 @@ def _no_cuda(driver: str | None) -> Check:
     import torch
 
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if torch.version.cuda is not None:
-        loaded = f"driver {driver}" if driver else "no NVIDIA driver is loaded"
-        text = f"torch is built for CUDA {torch.version.cuda} and sees no device ({loaded})"
-        if driver and hidden is not None:
-            return Check("cuda", f"{text}; CUDA_VISIBLE_DEVICES is {hidden!r}", UNHIDE)
-        return Check("cuda", text, OLD_DRIVER if driver else NO_GPU)
     built = f"torch {torch.__version__} is built for the CPU"
-    if driver:
+    if torch.version.cuda is None and driver is None:
+        return Check("cuda", f"no CUDA device, and {built}", NO_GPU)
+    if torch.version.cuda is None:
         text = f"an NVIDIA driver {driver} is loaded, but {built}"
         return Check("cuda", text, OTHER_TORCH.format("CUDA"))
-    return Check("cuda", f"no CUDA device, and {built}", NO_GPU)
+    loaded = f"driver {driver}" if driver else "no NVIDIA driver is loaded"
+    text = f"torch is built for CUDA {torch.version.cuda} and sees no device ({loaded})"
+    if driver and hidden is not None:
+        do = "unset CUDA_VISIBLE_DEVICES, or name devices that `nvidia-smi -L` lists"
+        return Check("cuda", f"{text}; CUDA_VISIBLE_DEVICES is {hidden!r}", do)
+    do = "see with `nvidia-smi` whether the driver is new enough for this CUDA and has a device"
+    return Check("cuda", text, do if driver else NO_GPU)
 
 
 def triton() -> Iterator[Check]:
@@ -267,55 +263,20 @@ def serves() -> dict[str, str | None]:
         return {"cpu": "torch", "cuda": None}
 
 
-def figures() -> Iterator[Check]:
-    """The drawing libraries and the one font that all figures use; none is imported."""
-    check = libraries("figures", FIGURES)
-    spec = find_spec("matplotlib")
-    folders = list(spec.submodule_search_locations or ()) if spec else []
-    font = any(Path(folder, *FONT).is_file() for folder in folders)
-    yield _with(
-        check,
-        font,
-        "font DejaVu Sans",
-        "but its font DejaVu Sans is not there",
-        "install matplotlib again",
-    )
-
-
-def jupyterlab() -> Iterator[Check]:
-    """JupyterLab, ipywidgets, and the extension that shows widgets in it."""
-    places = (sys.prefix, sys.base_prefix, Path.home() / ".local", "/usr/local")
-    there = any(Path(place, *EXTENSION).is_dir() for place in places)
-    yield _with(
-        libraries("jupyterlab", LAB),
-        there,
-        "with the widget extension",
-        "but its widget extension is not there: sliders stay still pictures",
-        "install jupyterlab_widgets again",
-    )
-
-
-def _with(check: Check, there: bool, good: str, bad: str, do: str) -> Check:
-    """``check`` of libraries, and what must be there beside them."""
-    if check.do is not None:
-        return check
-    return Check(check.name, f"{check.found}, {good if there else bad}", None if there else do)
-
-
 def chromium() -> Iterator[Check]:
     """A browser for tests of JupyterLab and of the report."""
     found = next((name for name in CHROMIUM if shutil.which(name)), None)
     if found is not None:
         yield Check("chromium", f"{found} is on the PATH")
-        return
-    text = f"no browser for tests is on the PATH (looked for {', '.join(CHROMIUM)})"
-    do = "nothing, only tests that drive a browser need it; or install Chromium"
-    yield Check("chromium", text, do)
+    else:
+        text = f"no browser for tests is on the PATH (looked for {', '.join(CHROMIUM)})"
+        do = "nothing, only tests that drive a browser need it; or install Chromium"
+        yield Check("chromium", text, do)
 
 
 def recorded() -> Iterator[Check]:
     """The checkpoint, and the recorded runs that notebooks show."""
-    from kvlab.lab.crash_record import COMMAND, PLACE, read_record
+    from kvlab.lab.crash_cuda import COMMAND, PLACE, read_record
 
     name = "data/checkpoints/tiny-kimi-linear"
     yield _files("checkpoint", name, ("config.json", "model.safetensors"))
@@ -335,11 +296,8 @@ def _files(name: str, folder: str, names: Sequence[str]) -> Check:
     """Whether all files are there and none is empty."""
     paths = {name: DATA.parent / folder / name for name in names}
     lacks = [n for n, path in paths.items() if not path.is_file() or not path.stat().st_size]
-    return (
-        Check(name, f"{folder} lacks {', '.join(lacks)}", CHECKOUT)
-        if lacks
-        else Check(name, folder)
-    )
+    found = f"{folder} lacks {', '.join(lacks)}" if lacks else folder
+    return Check(name, found, CHECKOUT if lacks else None)
 
 
 def build() -> Iterator[Check]:
@@ -361,14 +319,14 @@ def build() -> Iterator[Check]:
 #: Name, whether the core breaks without it, and what answers with one check or more.
 QUESTIONS: tuple[tuple[str, bool, Callable[[], Iterator[Check]]], ...] = (
     ("python", True, python),
-    ("core", True, lambda: iter([libraries("core", CORE)])),
-    ("models", False, lambda: iter([libraries("models", MODELS)])),
-    ("report", False, lambda: iter([libraries("report", REPORT)])),
+    ("core", True, partial(libraries, "core")),
+    ("models", False, partial(libraries, "models")),
+    ("report", False, partial(libraries, "report")),
     ("cpu", True, cpu),
     ("cuda", False, cuda),
     ("triton", False, triton),
-    ("figures", False, figures),
-    ("jupyterlab", False, jupyterlab),
+    ("figures", False, partial(libraries, "figures")),
+    ("jupyterlab", False, partial(libraries, "jupyterlab")),
     ("chromium", False, chromium),
     ("recorded", False, recorded),
     ("build", False, build),

@@ -16,7 +16,7 @@ from kvlab.ops.localize import (
     remap_topk,
 )
 from kvlab.ops.merge import merge_partials, merge_stacked
-from kvlab.ops.rows import as_words, gather_rows, scatter_rows
+from kvlab.ops.rows import as_words, gather_rows, scatter_rows, sum_blocks, summed_rows
 from kvlab.ops.spec import OpSpec
 from kvlab.ops.specs import SPECS
 from kvlab.ops.write import set_mla_kv_buffer
@@ -38,4 +38,6 @@ __all__ = [
     "scatter_rows",
     "set_mla_kv_buffer",
     "status",
+    "sum_blocks",
+    "summed_rows",
 ]

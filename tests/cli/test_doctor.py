@@ -105,18 +105,17 @@ def test_every_dependency_of_the_project_is_asked_about_and_old_ones_are_named(
 ) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     names = {Requirement(line).name for line in tomllib.loads(text)["project"]["dependencies"]}
-    groups = (doctor.CORE, doctor.MODELS, doctor.REPORT, doctor.FIGURES, doctor.LAB)
-    assert {name for group in groups for name in group} == names
-    missing = libraries("x", ("no-such-library", "numpy"))
-    assert (missing.found, missing.do) == ("no-such-library is missing", doctor.INSTALL)
+    assert {name for group in doctor.LIBRARIES.values() for name in group} == names
+    monkeypatch.setitem(doctor.LIBRARIES, "core", ("no-such-library", "numpy"))
+    assert next(libraries("core")) == Check("core", "no-such-library is missing", doctor.INSTALL)
     monkeypatch.setattr(doctor, "least_versions", lambda: {"numpy": "99.1"})
-    assert libraries("x", ("numpy",)).found.endswith(" is older than 99.1")
+    assert next(libraries("core")).found.endswith(" is older than 99.1")
 
     def unknown(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", unknown)
-    assert libraries("x", ("numpy", "pillow")).do is None
+    assert next(libraries("figures")).do is None
 
 
 def test_a_gpu_is_told_with_capability_memory_driver_and_what_serves_it(
@@ -202,8 +201,6 @@ def test_what_a_bare_machine_lacks_is_told_one_by_one(
     machine: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine.setattr(shutil, "which", lambda _: None)
-    machine.setattr(doctor, "FONT", ("no", "such", "file"))
-    machine.setattr(doctor, "EXTENSION", ("no", "such", "folder"))
     machine.setattr(doctor, "DATA", tmp_path / "data")
     folder = tmp_path / "data" / "checkpoints" / "tiny-kimi-linear"
     folder.mkdir(parents=True)
@@ -215,8 +212,6 @@ def test_what_a_bare_machine_lacks_is_told_one_by_one(
     (tmp_path / "build").touch()  # a file where the folder should be
     rows = {str(row["name"]): row for row in doctor.examine()}
     for name, found, do in (
-        ("figures", "its font DejaVu Sans is not there", "install matplotlib again"),
-        ("jupyterlab", "sliders stay still pictures", "install jupyterlab_widgets again"),
         ("chromium", "no browser for tests is on the PATH", "nothing, only tests"),
         ("checkpoint", "tiny-kimi-linear lacks model.safetensors", "run kvlab in its checkout"),
         ("benchmark", "no data/runs/bench-*.csv", "run kvlab in its checkout"),

@@ -131,8 +131,8 @@ def copy(**changed: Any) -> dict[str, Any]:
         ),
         ({"block_rows": 0}, LayoutError, "block_rows must be at least 1: rows that are summed"),
         ({"page_size": 0}, LayoutError, "page_size must be at least 1: rows of one page"),
-        ({"begin": -1}, LayoutError, "begin must be at least 0: the first flat row"),
-        ({"begin": 4, "end": 3}, LayoutError, "end must be at least 4: one past the last"),
+        ({"begin": -1}, LayoutError, r"flat rows must lie in \[0, 6\), .*: got \[-1, 6\)"),
+        ({"begin": 4, "end": 3}, LayoutError, r"flat rows must lie in \[0, 6\), .*: got \[4, 3\)"),
         (
             {"end": 7},
             LayoutError,
