@@ -3,32 +3,21 @@
 Each function takes a table of the drift study and an origin, and returns a captioned figure. Drift
 is |Δℓ|, defined in ``kvlab.lab.drift.METRICS``. It spans seven decades, and the two values that say
 most are on none of them: a drift of exactly 0 (the same bits came out) and NaN. So zeros stand in a
-grey band below the lowest decade, NaN in one above the highest, and both bands carry their name on
-the axis.
-
-Worked example: of the values 0, 3e-6 and 0.2 the decades are 1e-6 to 1, and the zero stands where
-1e-7 would:
-
-    >>> scale = ZeroLog.over([0.0, 3e-6, 0.2])
-    >>> scale.place([0.0, 3e-6]).tolist()
-    [1e-07, 3e-06]
+grey band below the lowest decade, NaN in one above the highest.
 """
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import chain, pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import MaxNLocator, NullLocator
-from numpy.typing import ArrayLike, NDArray
+from matplotlib.ticker import MaxNLocator
 
 from kvlab.lab.drift import (
     DTYPES,
@@ -41,7 +30,7 @@ from kvlab.lab.drift import (
 )
 from kvlab.lab.origin import Origin
 from kvlab.viz import style
-from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_in
+from kvlab.viz.style import Stroke, ZeroLog, caption, doubling_axis, figure, legend_in
 
 LOOKS: Mapping[str, Stroke] = {
     "no_retraction": Stroke(style.DARK_GREY, ":", "s"),
@@ -53,9 +42,9 @@ LOOKS: Mapping[str, Stroke] = {
 DTYPE_TITLES = {"float32": "float32", "bfloat16": "bfloat16", "fp8": "fp8 rows, bfloat16"}
 #: DCP sizes of the figures that show two side by side.
 SIZES = (1, 4)
-BAND = "#DDDDDD"
-MOST_TICKS = 7
 LEGEND_LINE_IN = 0.19
+# Hinting makes a word at 200 dpi up to a tenth wider than at the 100 dpi of the layout: long labels
+# would leave the page.
 ROOM_IN = 0.16
 #: What the letters of a definition stand for.
 PQ = "p: next-token distribution of the reference, q: that of the run"
@@ -80,75 +69,6 @@ REQUEST_ROW_IN, SPREAD = 0.25, 0.17
 
 SIGN_ROW_IN, HEAD_PT, NOT_THERE, BASELINE = 0.235, 6.2, "–", "forced_fixed"
 SHARE = f"{REPORTED[0]} of {REPORTED[1]}"
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroLog:
-    """Decades ``low`` to ``high`` (powers of ten) with a band below for 0, and, if ``nan``, one
-    above for values that are no number."""
-
-    low: int
-    high: int
-    nan: bool = False
-
-    @classmethod
-    def over(cls, values: ArrayLike, *, keep: Iterable[float] = ()) -> "ZeroLog":
-        """The scale on which all of ``values`` and ``keep`` have a place; an empty one has three
-        decades below 1."""
-        given = np.asarray(values, dtype=np.float64).ravel()
-        nan = bool((~np.isfinite(given)).any())
-        real = np.concatenate([given[np.isfinite(given)], list(keep)])
-        real = np.abs(real[real != 0])
-        if not len(real):
-            return cls(-3, 0, nan)
-        low = math.floor(math.log10(float(real.min())) + 1e-9)
-        high = math.ceil(math.log10(float(real.max())) - 1e-9)
-        return cls(low, max(high, low + 1), nan)
-
-    @property
-    def zero(self) -> float:
-        """Where exact zeros stand."""
-        return float(10.0 ** (self.low - 1))
-
-    @property
-    def no_number(self) -> float:
-        """Where NaN and infinities stand."""
-        return float(10.0 ** (self.high + 1))
-
-    def place(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Heights of ``values``; a zero and a NaN get theirs."""
-        given = np.abs(np.asarray(values, dtype=np.float64))
-        return np.where(np.isfinite(given), np.where(given == 0, self.zero, given), self.no_number)
-
-    def draw(self, ax: Axes, along: Literal["x", "y"] = "y", most: int = MOST_TICKS) -> None:
-        """Set scale, limits, at most ``most`` ticks of decades, bands, and the reported tolerance
-        of one axis of ``ax``."""
-        below, above = 10.0 ** (self.low - 1.6), 10.0 ** (self.high + (1.6 if self.nan else 0.15))
-        every = -(-(self.high - self.low + 1) // most)
-        decades = list(range(self.high, self.low - 1, -every))
-        if along == "x" and every > 1:  # side by side, the outermost would touch 0 and NaN
-            decades = [n for n in decades if n > self.low and not (self.nan and n == self.high)]
-        ticks = [self.zero, *(10.0**n for n in decades)]
-        names = ["0", *(f"10{superscript(n)}" if n else "1" for n in decades)]
-        bands = [(below, 10.0 ** (self.low - 0.4))]
-        if self.nan:
-            ticks, names = [*ticks, self.no_number], [*names, "NaN"]
-            bands.append((10.0 ** (self.high + 0.4), above))
-        upright = along == "y"
-        for begin, end in bands:
-            (ax.axhspan if upright else ax.axvspan)(begin, end, fc=BAND, ec="none", zorder=0)
-        ax.set(**{f"{along}scale": "log", f"{along}lim": (below, above)})
-        axis = ax.yaxis if upright else ax.xaxis
-        axis.set_ticks(ticks, names)
-        axis.set_minor_locator(NullLocator())
-        axis.grid(True)
-        line = ax.axhline if upright else ax.axvline
-        line(UPSTREAM_TOLERANCE, zorder=1, **TOLERANCE_LOOK)
-
-
-def superscript(number: int) -> str:
-    """``number`` as an exponent: -6 as "⁻⁶"."""
-    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def drift_by_dcp_figure(summary: pd.DataFrame, origin: Origin) -> Figure:
@@ -195,6 +115,7 @@ def _lines_by_dcp(ax: Axes, table: pd.DataFrame, name: str, scale: ZeroLog) -> N
         ax.plot(rows["dcp_size"] * aside, scale.place(rows[name]), color=look.color, ls=look.dash,
                 marker=look.marker, label=known, lw=1.1, **MARK_LOOK)  # fmt: skip
     scale.draw(ax)
+    ax.axhline(UPSTREAM_TOLERANCE, zorder=1, **TOLERANCE_LOOK)
 
 
 def _not_run(table: pd.DataFrame, shown: Sequence[str], dtypes: Sequence[str]) -> str:
@@ -229,6 +150,7 @@ def drift_by_position_figure(positions: pd.DataFrame, origin: Origin) -> Figure:
         for name in conditions:
             _bands(ax, here[here["condition"] == name].sort_values("at"), name, scale)
         scale.draw(ax)
+        ax.axhline(UPSTREAM_TOLERANCE, zorder=1, **TOLERANCE_LOOK)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.set_xlabel(label)
         ax.set_title(f"DCP {size}", fontsize=8.5)
@@ -272,12 +194,14 @@ def drift_by_condition_figure(
         floors: ε of each dtype, nats (column ``floor`` of the summary), a tick in each line.
     """
     table = requests[requests["dcp_size"].isin(list(SIZES))]
-    shown = _shown(table)
+    dtypes = _dtypes(table)
+    both = {TWIN, KEPT} <= set(dtypes)  # one run is one line
+    shown = [(name, dtype) for name, dtype in dtypes.items() if not both or name != TWIN]
     worst = table["max_abs_dlogprob"].mask(table["nan_tokens"] > 0)
     table = table.assign(worst=worst)
     scale = ZeroLog.over(worst.to_numpy(), keep=[UPSTREAM_TOLERANCE])
     rows_in, below_in = 0.5 + REQUEST_ROW_IN * len(shown), 3 * LEGEND_LINE_IN
-    fig = _roomy(figure("double", height=rows_in + 0.55 + below_in))
+    fig = figure("double", rows_in + 0.55 + below_in, beside=ROOM_IN)
     grid = fig.add_gridspec(2, len(SIZES), height_ratios=[rows_in, below_in])
     for j, size in enumerate(SIZES):
         ax = fig.add_subplot(grid[0, j])
@@ -285,17 +209,17 @@ def drift_by_condition_figure(
             here = table["condition"].eq(name) & table["dtype"].eq(dtype)
             _request_line(ax, y, table[here & table["dcp_size"].eq(size)], scale)
             at = float(scale.place(floors[dtype]))
-            look = {"color": style.GREEN, "lw": 1.0, "marker": "", "label": f"floor {name}"}
-            ax.plot([at, at], [y - 0.5, y + 0.5], "-", zorder=2, **look)  # type: ignore[arg-type]
+            ax.vlines(at, y - 0.5, y + 0.5, color=style.GREEN, lw=1.0, label=f"floor {name}")
         scale.draw(ax, "x", most=6)
+        ax.axvline(UPSTREAM_TOLERANCE, zorder=1, **TOLERANCE_LOOK)
         ax.set(ylim=(len(shown) - 0.4, -0.6), xlabel="max |Δℓ| of a request (nats)")
         ax.set_title(f"DCP {size}", fontsize=8.5)
-        ax.set_yticks(range(len(shown)), [_titled(*one) for one in shown], fontsize=7.5)
+        names = [condition(name).title + _in(dtype) for name, dtype in shown]
+        ax.set_yticks(range(len(shown)), names, fontsize=7.5)
         ax.tick_params(axis="y", length=0, labelleft=j == 0)
     legend_in(fig.add_subplot(grid[1, :]), _request_keys(), 2)
     fig.suptitle("The worst token of each request", x=0.01, ha="left")
     title = condition(TWIN).title
-    both = {TWIN, KEPT} <= set(table["condition"])
     twin = f" {title[0].upper()}{title[1:]}: the run named '{condition(KEPT).title}'."
     return caption(
         fig,
@@ -308,19 +232,10 @@ def drift_by_condition_figure(
     )
 
 
-def _shown(table: pd.DataFrame) -> list[tuple[str, str]]:
-    """(condition, dtype) of each line, in the order of the table."""
-    there = list(dict.fromkeys(table["condition"]))
-    found = []
-    for name in there:
-        if name != TWIN or KEPT not in there:
-            has = set(table.loc[table["condition"] == name, "dtype"])
-            found.append((name, next(dtype for dtype in DTYPES if dtype in has)))
-    return found
-
-
-def _titled(name: str, dtype: str) -> str:
-    return condition(name).title + ("" if dtype == "float32" else f" ({dtype})")
+def _dtypes(table: pd.DataFrame) -> dict[str, str]:
+    """The first dtype of each condition, in the order of the table."""
+    has = table.groupby("condition", sort=False)["dtype"].agg(set)
+    return {str(name): next(d for d in DTYPES if d in there) for name, there in has.items()}
 
 
 def _request_line(ax: Axes, y: int, mine: pd.DataFrame, scale: ZeroLog) -> None:
@@ -339,9 +254,8 @@ def _request_line(ax: Axes, y: int, mine: pd.DataFrame, scale: ZeroLog) -> None:
         ax.plot(scale.place(rows["worst"]), heights, ls="", marker=marker, mfc=fill, mec=edge,
                 ms=2.8, mew=0.5, zorder=3)  # fmt: skip
     values = np.sort(scale.place(mine["worst"]))
-    middle = float(values[(len(values) - 1) // 2])
-    ax.plot(
-        [middle, middle], [y - 0.36, y + 0.36], "-", color=style.BLACK, lw=1.6, marker="", zorder=4
+    ax.vlines(
+        values[(len(values) - 1) // 2], y - 0.36, y + 0.36, color=style.BLACK, lw=1.6, zorder=4
     )
 
 
@@ -358,25 +272,15 @@ def _request_keys() -> list[Line2D]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """A column: its head, and the count and the whole of its share; without a whole, no bar."""
-
-    head: str
-    count: str
-    whole: str | None
-
-
+#: Columns: head, the count, and the whole of its share; without a whole, no bar.
 SIGNS = (
-    Sign("acts", "max_from_fixed", None),
-    Sign("drift", "drifting_restored", "restored_requests"),
-    Sign("repeat", "repeating_restored", "restored_requests"),
-    Sign("others\nhurt", "collateral_requests", "requests"),
-    Sign("NaN\nshare", "nan_tokens", "tokens"),
-    Sign("onset,\ntokens", "median_onset", None),
+    ("acts", "max_from_fixed", ""),
+    ("drift", "drifting_restored", "restored_requests"),
+    ("repeat", "repeating_restored", "restored_requests"),
+    ("others\nhurt", "collateral_requests", "requests"),
+    ("NaN\nshare", "nan_tokens", "tokens"),
+    ("onset,\ntokens", "median_onset", ""),
 )
-#: What stands over the two columns that share it: their first, and their last.
-SHARED = ("restored that", 1, 2)
 
 
 def signature_figure(summary: pd.DataFrame, origin: Origin, verdicts: Mapping[str, str]) -> Figure:
@@ -393,28 +297,30 @@ def signature_figure(summary: pd.DataFrame, origin: Origin, verdicts: Mapping[st
     table = summary[summary["dcp_size"].isin(list(SIZES))]
     names = [n for n in dict.fromkeys(table["condition"]) if n.startswith(PREFIX)]
     lines = [*([BASELINE] if (table["condition"] == BASELINE).any() else []), *names]
-    fig = _roomy(figure("double", height=0.95 + SIGN_ROW_IN * len(lines)))
+    order = table["dtype"].map(list(DTYPES).index)
+    first = table.loc[order.sort_values(kind="stable").index]
+    first = first.drop_duplicates(["condition", "dcp_size"])
+    rows: Any = {(row["condition"], row["dcp_size"]): row for row in first.to_dict("records")}
+    fig = figure("double", 0.95 + SIGN_ROW_IN * len(lines), beside=ROOM_IN)
     ax = fig.subplots()
     gap = 0.5
     for block, size in enumerate(SIZES):
         left = block * (len(SIGNS) + gap)
         ax.text(left, -1.95, f"DCP {size}", fontsize=8.5, fontweight="bold", va="bottom")
-        for j, sign in enumerate(SIGNS):
-            ax.text(left + j + 0.5, -0.62, sign.head, fontsize=HEAD_PT, ha="center", va="bottom")
-        text, first, last = SHARED
-        middle = left + (first + last + 1) / 2
-        ax.text(middle, -1.12, text, fontsize=HEAD_PT, ha="center", va="bottom")
-        for y, name in enumerate(lines):
-            row = _first(table[table["condition"].eq(name) & table["dcp_size"].eq(size)])
-            for j, sign in enumerate(SIGNS):
-                _cell(ax, left + j, y, *_sign(row, sign))
+        ax.text(left + 2, -1.12, "restored that", fontsize=HEAD_PT, ha="center", va="bottom")
+        for j, (head, count, whole) in enumerate(SIGNS):
+            ax.text(left + j + 0.5, -0.62, head, fontsize=HEAD_PT, ha="center", va="bottom")
+            for y, name in enumerate(lines):
+                _cell(ax, left + j, y, *_sign(rows.get((name, size), {}), count, whole))
     right = len(SIZES) * (len(SIGNS) + gap) - gap + 0.3
     head = f"makes {SHARE}\nrepeat at c = 1?"
     ax.text(right, -0.62, head, fontsize=HEAD_PT, va="bottom")
     for y, name in enumerate(lines):
         ax.text(right, y, verdicts.get(name.removeprefix(PREFIX), ""), fontsize=6.8, va="center")
     ax.set(xlim=(-0.1, right + 2.3), ylim=(len(lines) - 0.4, -2.2), xticks=[])
-    ax.set_yticks(range(len(lines)), [_defect_title(table, name) for name in lines], fontsize=7.5)
+    dtypes = _dtypes(table)
+    names = [_defect_title(name, dtypes[name]) for name in lines]
+    ax.set_yticks(range(len(lines)), names, fontsize=7.5)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     fig.suptitle("Signatures of the defects", x=0.01, ha="left")
@@ -431,40 +337,34 @@ def signature_figure(summary: pd.DataFrame, origin: Origin, verdicts: Mapping[st
     return caption(fig, text, origin)
 
 
-def _defect_title(table: pd.DataFrame, name: str) -> str:
+def _defect_title(name: str, dtype: str) -> str:
     if name == BASELINE:
         return "none: with the fix"
-    dtype = _first(table[table["condition"] == name])["dtype"]
     star = "*" if defect(name.removeprefix(PREFIX)).hypothetical else ""
-    return condition(name).title + star + ("" if dtype == "float32" else f" ({dtype})")
+    return condition(name).title + star + _in(dtype)
 
 
-def _first(rows: pd.DataFrame) -> dict[str, Any]:
-    """The row of the first dtype; nothing of no rows."""
-    order = rows["dtype"].map(list(DTYPES).index).sort_values(kind="stable")
-    return {str(k): v for k, v in rows.loc[order.index[0]].items()} if len(rows) else {}
+def _in(dtype: str) -> str:
+    return "" if dtype == "float32" else f" ({dtype})"
 
 
-def _sign(row: dict[str, Any], sign: Sign) -> tuple[str, float | None]:
+def _sign(row: dict[str, Any], count: str, whole: str) -> tuple[str, float | None]:
     """Text of a cell, and the share of its bar."""
-    value = row.get(sign.count)
-    if value is None or (pd.isna(value) and sign.count == "median_onset"):
+    value = row.get(count)
+    if value is None or (pd.isna(value) and count == "median_onset"):
         return NOT_THERE, None
-    if sign.count == "max_from_fixed":
+    if count == "max_from_fixed":
         # NaN against a number has no distance, and is a change.
         changed = pd.isna(value) or value > 0 or row["nan_tokens"] > 0
         return ("●" if changed else NOT_THERE), None
-    if pd.isna(value):
-        return "", None
-    if sign.whole is None:
-        return f"{value:g}", None
-    whole = float(row[sign.whole])
-    if whole == 0:
+    if pd.isna(value) or not whole:
+        return ("" if pd.isna(value) else f"{value:g}"), None
+    if row[whole] == 0:
         return NOT_THERE, None
-    share = float(value) / whole
-    if sign.count == "nan_tokens":  # of hundreds or thousands: too long as a fraction
+    share = float(value / row[whole])
+    if count == "nan_tokens":  # of hundreds or thousands: too long as a fraction
         return f"{share:.0%}", share
-    return f"{int(value)}/{int(whole)}", share
+    return f"{int(value)}/{int(row[whole])}", share
 
 
 def _cell(ax: Axes, x: float, y: float, text: str, share: float | None) -> None:
@@ -540,18 +440,6 @@ def _panels(
         ax.tick_params(labelleft=j == 0, labelbottom=not sharex or i == 1)
         axes[i].append(ax)
     return axes, fig.add_subplot(grid[2, :])
-
-
-def _roomy(fig: Figure) -> Figure:
-    """``fig`` with room beside long labels.
-
-    Hinting makes a word at 200 dpi up to a tenth wider than at the 100 dpi of the layout, and its
-    first letters would leave the page.
-    """
-    engine = fig.get_layout_engine()
-    assert isinstance(engine, ConstrainedLayoutEngine)  # kvlab.viz.style.figure gives it
-    engine.set(w_pad=ROOM_IN)
-    return fig
 
 
 def _line(name: str, marker: str | None = None) -> Line2D:

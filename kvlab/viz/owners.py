@@ -25,8 +25,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
-from kvlab.lab.slot_facts import describe, position_of, slot_facts
+from kvlab.lab.owners import (
+    ENGINE_RULES,
+    OwnerStudy,
+    describe,
+    parse_sizes,
+    position_of,
+    rule_interleave,
+    slot_facts,
+)
 from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, font_size, rank_role
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
@@ -47,6 +54,7 @@ DEFINITIONS: Mapping[str, str] = {
 LEFT_IN, TOP_IN, GAP_IN, BESIDE_IN = 0.62, 0.5, 0.09, 1.3
 ROW_IN, TALL_IN = 0.165, 0.28  # height of a cell of one line of text, and of two
 LINE_SLOTS, ATLAS_SLOTS, MOST_LINES = 32, 16, 64
+HEADING = "slots in order, the first of each line at the left"
 
 NAME = "owner-explorer"
 SIZES = [1, 2, 4, 8, 16]
@@ -142,77 +150,78 @@ def run_pages(study: OwnerStudy) -> list[int]:
     return list(study.page_list[first : study.layout.pages_for(study.start + study.length)])
 
 
+#: What a slot of the run looks like, by slot, and the legend.
+Marks = tuple[Mapping[int, tuple[Role, str]], Sequence[Role]]
+
+
 def owner_map(study: OwnerStudy) -> Figure:
     """The owner of each slot of the run; pages past the 64th line are left out, and the title says
     so."""
-    columns = line_slots(study.layout, LINE_SLOTS)
-    field, width, title = _one_field(study, columns, "Owner of each slot", tall=True)
-    canvas = Canvas(width, title)
-    canvas.text(LEFT_IN, TOP_IN - 0.12, "slots in order, the first of each line at the left", 7)
-    keys = _draw_owners(canvas, study, field)
-    return canvas.finish(field.bottom + (canvas.keys(field.bottom + 0.08, keys) if keys else 0.0))
+    return _slots_figure(study, "Owner of each slot", _owner_marks)
 
 
 def raw_use_map(study: OwnerStudy) -> Figure:
     """What each slot of the run hits when its owner uses it as a row number."""
+    return _slots_figure(study, "Slot hit when a slot is used as a row", _raw_marks)
+
+
+def _slots_figure(
+    study: OwnerStudy, title: str, marks: Callable[[OwnerStudy, float, float], Marks]
+) -> Figure:
+    """The slots of the run over the whole width, as ``marks`` says for cells of a size."""
+    columns = line_slots(study.layout, LINE_SLOTS)
+    width: Width = "single" if columns <= 12 else "double"
+    wide = (style.WIDTH_IN[width] - BESIDE_IN) / columns
+    pages = run_pages(study)
+    lines = study.layout.widened_page_size // columns
+    size = (wide, TALL_IN if wide >= 0.28 and lines * len(pages) < 8 else ROW_IN)
+    shown = pages[: max(1, MOST_LINES // lines)]
+    left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
+    canvas = Canvas(width, title + left_out)
+    canvas.text(LEFT_IN, TOP_IN - 0.12, HEADING, 7)
+    field = slot_field(study.layout, shown, columns, (LEFT_IN, TOP_IN), size)
+    looks, legend = marks(study, *size)
+    draw_field(canvas, field, _by_slot(looks))
+    return _finished(canvas, field, [(role, role.label) for role in legend])
+
+
+def _by_slot(looks: Mapping[int, tuple[Role, str]]) -> Callable[[Cell], tuple[Role, str]]:
+    return lambda cell: looks.get(cell.slot, (OUTSIDE, ""))
+
+
+def _finished(canvas: Canvas, field: Field, entries: Sequence[tuple[Key, str]]) -> Figure:
+    """The figure of one field, with a legend below it."""
+    keys_in = canvas.keys(field.bottom + 0.08, entries) if entries else 0.0
+    return canvas.finish(field.bottom + keys_in)
+
+
+def _owner_marks(study: OwnerStudy, wide: float, high: float) -> Marks:
+    """The owner of each slot. Where the numbers do not fit there is a legend of ranks, of which the
+    odd ones are hatched, so that colour does not stand alone."""
+    c, table = study.layout.dcp_size, study.table()
+    owners = dict(zip(table["slot"], table["owner"], strict=True))
+    two = high > ROW_IN
+    texts = {slot: f"{slot}\nr{owner}" if two else f"{owner}" for slot, owner in owners.items()}
+    fits = all(font_size(text, wide, high) for text in texts.values())
+    roles = [rank_role(rank, c) for rank in range(c)]
+    if not fits:
+        roles = [replace(r, hatch="////" if rank % 2 else "") for rank, r in enumerate(roles)]
+    marks = {slot: (roles[owner], texts[slot]) for slot, owner in owners.items()}
+    return marks, [] if fits else roles
+
+
+def _raw_marks(study: OwnerStudy, wide: float, high: float) -> Marks:
+    """The slot that is hit; in tall cells below the slot itself."""
     looks = {
         "right": replace(style.OWNED, label="the right row"),
         "another slot": replace(style.SILENT, label="another slot's row, no error"),
         "out of range": replace(style.ASSERT, label="out of range"),
     }
-    table = study.table()
-    columns = line_slots(study.layout, LINE_SLOTS)
-    few = len(run_pages(study)) * study.layout.widened_page_size // columns < 8
-    title = "Slot hit when a slot is used as a row"
-    field, width, title = _one_field(study, columns, title, tall=few)
-    marks = {}
+    table, marks = study.table(), {}
     for slot, raw, hit in zip(table["slot"], table["raw"], table["raw_slot"], strict=True):
         text = "" if raw == "out of range" else f"{hit}"
-        if field.cells[0].box[3] > ROW_IN:  # room for the slot above what it hits
-            text = f"{slot}\n→{text or ' none'}"
-        marks[slot] = (looks[raw], text)
-    canvas = Canvas(width, title)
-    canvas.text(LEFT_IN, TOP_IN - 0.12, "slots in order, the first of each line at the left", 7)
-    draw_field(canvas, field, lambda cell: marks.get(cell.slot, (OUTSIDE, "")))
-    found = [role for raw, role in looks.items() if (table["raw"] == raw).any()]
-    keys = canvas.keys(field.bottom + 0.08, [(role, role.label) for role in found], LEFT_IN)
-    return canvas.finish(field.bottom + keys)
-
-
-def _one_field(study: OwnerStudy, columns: int, title: str, tall: bool) -> tuple[Field, Width, str]:
-    """The slots of the run over the whole width, the width, and the title with what is left out."""
-    width: Width = "single" if columns <= 12 else "double"
-    wide = (style.WIDTH_IN[width] - BESIDE_IN) / columns
-    size = (wide, TALL_IN if tall and wide >= 0.28 else ROW_IN)
-    pages = run_pages(study)
-    shown = pages[: max(1, MOST_LINES * columns // study.layout.widened_page_size)]
-    left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
-    field = slot_field(study.layout, shown, columns, (LEFT_IN, TOP_IN), size)
-    return field, width, title + left_out
-
-
-def _draw_owners(canvas: Canvas, study: OwnerStudy, field: Field) -> list[tuple[Key, str]]:
-    """Draw the owner of each slot of the run; returns the legend of ranks, which is there where
-    the numbers do not fit: then odd ranks are hatched, so that colour does not stand alone."""
-    lay = study.layout
-    _, _, wide, high = field.cells[0].box
-
-    def text(cell: Cell) -> str:
-        return (
-            f"{cell.slot}\nr{lay.owner(cell.slot)}" if high > ROW_IN else f"{lay.owner(cell.slot)}"
-        )
-
-    fits = all(font_size(text(cell), wide, high) for cell in field.cells)
-    roles = [rank_role(rank, lay.dcp_size) for rank in range(lay.dcp_size)]
-    if not fits:
-        roles = [replace(r, hatch="////" if rank % 2 else "") for rank, r in enumerate(roles)]
-
-    def mark(cell: Cell) -> tuple[Role, str]:
-        inside = position_of(study, cell.slot) is not None
-        return (roles[lay.owner(cell.slot)], text(cell)) if inside else (OUTSIDE, "")
-
-    draw_field(canvas, field, mark)
-    return [] if fits else [(role, role.label) for role in roles]
+        marks[slot] = (looks[raw], f"{slot}\n→{text or ' none'}" if high > ROW_IN else text)
+    return marks, [role for raw, role in looks.items() if (table["raw"] == raw).any()]
 
 
 def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) -> Figure:
@@ -221,6 +230,7 @@ def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) 
     column_in = (style.WIDTH_IN["double"] - MARGIN_IN) / across
     wide = min(0.26, (column_in - BESIDE_IN) / max(columns.values()))
     canvas = Canvas("double", title)
+    canvas.text(MARGIN_IN, 0.33, HEADING, 7)
     top, bottom = TOP_IN, TOP_IN
     for number, (name, study) in enumerate(studies.items()):
         if number % across == 0:
@@ -229,7 +239,8 @@ def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) 
         canvas.text(left + MARGIN_IN, top - 0.12, name, 8.5, bold=True)
         at = (left + LEFT_IN, top)
         field = slot_field(study.layout, run_pages(study), columns[name], at, (wide, ROW_IN))
-        _draw_owners(canvas, study, field)
+        marks, _ = _owner_marks(study, wide, ROW_IN)
+        draw_field(canvas, field, _by_slot(marks))
         bottom = max(bottom, field.bottom + 0.2)
     return canvas.finish(bottom - 0.15)
 
@@ -271,7 +282,7 @@ def rank_buffers(study: OwnerStudy, rank: int | None = None, raw: bool = False) 
             canvas.outline(cell.box, 1.5)
     if raw:
         keys.append((("s", style.VERMILLION), "framed: row hit by raw use"))
-    return canvas.finish(field.bottom + (canvas.keys(field.bottom + 0.08, keys) if keys else 0.0))
+    return _finished(canvas, field, keys)
 
 
 def _name_ranks(canvas: Canvas, field: Field, dcp_size: int) -> None:

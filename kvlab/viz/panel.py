@@ -303,7 +303,8 @@ class Panel:
             drawing = drawn(self._draw, values)
             png = png_bytes(drawing.figure, SCREEN_DPI)
             # The sentence follows the picture, so the title is enough.
-            picture = Picture.of(drawing.figure, png, figure_title(drawing.figure))
+            alt = figure_title(drawing.figure) or drawing.text
+            picture = Picture.of(drawing.figure, png, alt)
             shown = picture_html(picture, drawing.spots)
         except Exception as error:
             refused = isinstance(error, KvlabError)

@@ -15,11 +15,13 @@ Figures are made without pyplot: nothing is shown twice in a notebook, nothing s
 Colours: Okabe and Ito, "Color Universal Design" (2008), without the yellow, which white swallows.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -29,6 +31,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
+from numpy.typing import ArrayLike, NDArray
 
 from kvlab.errors import KvlabError
 from kvlab.lab.origin import Origin
@@ -135,13 +138,12 @@ def width_in(width: str) -> float:
     return WIDTH_IN[width]
 
 
-def figure(width: Width = "single", height: float = 2.6) -> Figure:
-    """An empty figure, ``height`` inches high, laid out so that nothing overlaps.
-
-    Errors: as ``width_in``.
-    """
+def figure(width: Width = "single", height: float = 2.6, beside: float = 0.04167) -> Figure:
+    """An empty figure, laid out so that nothing overlaps; ``height`` and the room ``beside`` the
+    labels are inches. Errors: as ``width_in``."""
     use_style()
-    return Figure(figsize=(width_in(width), height), layout="constrained")
+    engine = ConstrainedLayoutEngine(w_pad=beside)
+    return Figure(figsize=(width_in(width), height), layout=engine)
 
 
 def caption(fig: Figure, definition: str, origin: Origin) -> Figure:
@@ -252,3 +254,77 @@ def doubling_axis(ax: Axes, values: Iterable[float], label: str, names: Sequence
     ax.set_xticks(list(values), list(names))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xlabel(label)
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroLog:
+    """A logarithmic axis of decades ``low`` to ``high`` (powers of ten), with a grey band below for
+    exact zeros, and, if ``nan``, one above for values that are no number.
+
+    Worked example: of the values 0, 3e-6 and 0.2 the decades are 1e-6 to 1, and the zero stands
+    where 1e-7 would:
+
+        >>> scale = ZeroLog.over([0.0, 3e-6, 0.2])
+        >>> scale.place([0.0, 3e-6]).tolist()
+        [1e-07, 3e-06]
+    """
+
+    low: int
+    high: int
+    nan: bool = False
+
+    @classmethod
+    def over(cls, values: ArrayLike, *, keep: Iterable[float] = ()) -> "ZeroLog":
+        """The scale on which all of ``values`` and ``keep`` have a place; an empty one has three
+        decades below 1."""
+        given = np.asarray(values, dtype=np.float64).ravel()
+        nan = bool((~np.isfinite(given)).any())
+        real = np.concatenate([given[np.isfinite(given)], list(keep)])
+        real = np.abs(real[real != 0])
+        if not len(real):
+            return cls(-3, 0, nan)
+        low = math.floor(math.log10(float(real.min())) + 1e-9)
+        high = math.ceil(math.log10(float(real.max())) - 1e-9)
+        return cls(low, max(high, low + 1), nan)
+
+    @property
+    def zero(self) -> float:
+        """Where exact zeros stand."""
+        return float(10.0 ** (self.low - 1))
+
+    @property
+    def no_number(self) -> float:
+        """Where NaN and infinities stand."""
+        return float(10.0 ** (self.high + 1))
+
+    def place(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Heights of ``values``; a zero and a NaN get theirs."""
+        given = np.abs(np.asarray(values, dtype=np.float64))
+        return np.where(np.isfinite(given), np.where(given == 0, self.zero, given), self.no_number)
+
+    def draw(self, ax: Axes, along: Literal["x", "y"] = "y", most: int = 7) -> None:
+        """Scale, limits, at most ``most`` decades, and bands of one axis."""
+        below, above = 10.0 ** (self.low - 1.6), 10.0 ** (self.high + (1.6 if self.nan else 0.15))
+        every = -(-(self.high - self.low + 1) // most)
+        decades = list(range(self.high, self.low - 1, -every))
+        if along == "x" and every > 1:  # side by side, the outermost would touch 0 and NaN
+            decades = [n for n in decades if n > self.low and not (self.nan and n == self.high)]
+        ticks = [self.zero, *(10.0**n for n in decades)]
+        names = ["0", *(f"10{superscript(n)}" if n else "1" for n in decades)]
+        bands = [(below, 10.0 ** (self.low - 0.4))]
+        if self.nan:
+            ticks, names = [*ticks, self.no_number], [*names, "NaN"]
+            bands.append((10.0 ** (self.high + 0.4), above))
+        upright = along == "y"
+        for begin, end in bands:
+            (ax.axhspan if upright else ax.axvspan)(begin, end, fc="#DDDDDD", ec="none", zorder=0)
+        ax.set(**{f"{along}scale": "log", f"{along}lim": (below, above)})
+        axis = ax.yaxis if upright else ax.xaxis
+        axis.set_ticks(ticks, names)
+        axis.set_minor_locator(NullLocator())
+        axis.grid(True)
+
+
+def superscript(number: int) -> str:
+    """``number`` as an exponent: -6 as "⁻⁶"."""
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -52,7 +52,7 @@ HOST = Role("on the host", "#F8E3B4", "////")
 #: Bytes that are no letter.
 SIGNS = {0x20: "·", 0x0A: "↵", 0x09: "→"}
 
-TITLE_LETTERS = 60  # of a line that fits the page at every resolution
+TITLE_LETTERS = 64  # of a line that fits the page at every resolution
 MOST_STEPS, MOST_REQUESTS = 72, 10
 RUN_LEFT_IN, RUN_LINE_IN, RUN_CELL_IN = 0.85, 0.27, 0.2
 

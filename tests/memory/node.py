@@ -46,7 +46,7 @@ class Node:
 
     def __init__(self, layout: DcpLayout, pool: type[MLATokenToKVPool] = MLATokenToKVPool) -> None:
         self.layout = layout
-        self.allocator = PagedTokenToKVPoolAllocator(layout, need_sort=layout.dcp_size % 2 == 0)
+        self.allocator = PagedTokenToKVPoolAllocator(layout)
         self.table = ReqToTokenPool(REQUESTS, layout.capacity_tokens, layout)
         self.pages = PageTable(layout, physical_pages=layout.num_pages)
         ranks = range(layout.dcp_size)

@@ -21,7 +21,7 @@ from kvlab.errors import KvlabError, StudyError
 from kvlab.lab.backup_walk import STEPS, backup_walk
 from kvlab.lab.drift import MARGIN, read_study, read_token_drift
 from kvlab.lab.merge_case import REPORTED, MergeCase
-from kvlab.lab.node_walk import RESERVE, node_walk, requests
+from kvlab.lab.timeline import RESERVE, node_walk, requests
 from kvlab.memory.published import data_path
 from kvlab.viz import widgets
 from kvlab.viz.panel import Panel
@@ -425,10 +425,6 @@ def test_a_damaged_table_is_refused_by_name(tmp_path: Path, change: object, mess
         (tmp_path / "token_drift.csv").write_text(change("".join(text[:3])), encoding="utf-8")
     with pytest.raises(StudyError, match=message):
         read_token_drift(tmp_path)
-
-
-def test_the_table_says_how_it_was_made() -> None:
-    assert "token_drift" in (FOLDER / "token_drift.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -61,10 +61,6 @@ def test_one_name_gives_picture_data_and_origin(tmp_path: Path) -> None:
     for ending, checksum in about["sha256"].items():
         assert hashlib.sha256(saved.path(ending).read_bytes()).hexdigest() == checksum
     assert about["sha256"].keys() == set(ENDINGS) - {"json"}
-
-
-def test_the_data_comes_back_as_it_was(tmp_path: Path) -> None:
-    saved = save_figure(drawn(), "owner_slots", DATA, ORIGIN, tmp_path)
     pd.testing.assert_frame_equal(saved.data(), DATA)
 
 
@@ -92,12 +88,8 @@ def test_no_picture_holds_the_time_of_day(tmp_path: Path) -> None:
     for ending in ("svg", "pdf", "png"):
         content = saved.path(ending).read_bytes()
         assert not re.search(rb"CreationDate|ModDate|<dc:date>|tIME", content), ending
-
-
-def test_an_svg_draws_its_text_without_fonts_and_loads_nothing(tmp_path: Path) -> None:
-    svg = save_figure(drawn(), "a", DATA, ORIGIN, tmp_path).path("svg").read_text()
-    assert "<text" not in svg
-    assert not re.search(r"(?:href|src)=[\"']https?:", svg)
+    svg = saved.path("svg").read_text()  # text as paths, and nothing is loaded
+    assert "<text" not in svg and not re.search(r"(?:href|src)=[\"']https?:", svg)
 
 
 def test_saving_does_not_change_the_figure(tmp_path: Path) -> None:
@@ -106,14 +98,6 @@ def test_saving_does_not_change_the_figure(tmp_path: Path) -> None:
     save_figure(fig, "a", DATA, ORIGIN, tmp_path)
     assert fig.get_layout_engine() is engine
     assert all(ax.get_in_layout() for ax in fig.axes)
-
-
-def test_saving_again_replaces_the_whole_set(tmp_path: Path) -> None:
-    save_figure(drawn(), "a", DATA, ORIGIN, tmp_path)
-    save_figure(drawn(), "a", DATA[:1], ORIGIN, tmp_path)
-    (only,) = figure_registry(tmp_path)
-    assert len(only.data()) == 1
-    assert len(list(tmp_path.iterdir())) == len(ENDINGS)
 
 
 def test_a_picture_that_fails_leaves_the_old_set(
@@ -128,25 +112,14 @@ def test_a_picture_that_fails_leaves_the_old_set(
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", ["", "A", "a b", "../a", "a/b", "a.png", "-a", "a__b", "a" * 81])
+@pytest.mark.parametrize("name", ["", "A", "a b", "../a", "a.png", "-a", "a" * 81])
 def test_a_name_that_is_no_file_name_everywhere_is_refused(tmp_path: Path, name: str) -> None:
     message = f"the name of a figure is made of a-z, .*: got {re.escape(repr(name))}; use e.g."
     with pytest.raises(KvlabError, match=message):
-        save_figure(drawn(), name, DATA, ORIGIN, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("data", "got"),
-    [
-        (pd.DataFrame(), r"one of shape \(0, 0\)"),
-        (DATA[:0], r"one of shape \(0, 2\)"),
-    ],
-)
-def test_a_figure_without_its_numbers_is_refused(
-    tmp_path: Path, data: pd.DataFrame, got: str
-) -> None:
-    with pytest.raises(KvlabError, match=f"saved with the numbers that it shows.*'a' got {got}"):
-        save_figure(drawn(), "a", data, ORIGIN, tmp_path)
+        save_figure(figure(), name, DATA, ORIGIN, tmp_path)
+    message = r"saved with the numbers that it shows.*'a' got one of shape \(0, 2\)"
+    with pytest.raises(KvlabError, match=message):
+        save_figure(figure(), "a", DATA[:0], ORIGIN, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

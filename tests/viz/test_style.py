@@ -2,7 +2,6 @@
 
 from itertools import combinations, pairwise
 
-import matplotlib as mpl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,17 +55,6 @@ def test_a_figure_has_the_width_of_a_column_and_no_pyplot_window() -> None:
     assert figure("double", height=2).get_size_inches().tolist() == [7.2, 2.0]
     manager = figure().canvas.manager
     assert manager is None
-
-
-def test_text_is_embedded_in_exports() -> None:
-    figure()
-    assert mpl.rcParams["pdf.fonttype"] == 42
-    assert mpl.rcParams["svg.fonttype"] == "path"
-
-
-def test_an_unknown_width_is_refused() -> None:
-    with pytest.raises(KvlabError, match="width is one of 'single', 'double': got 'wide'"):
-        figure("wide")  # type: ignore[arg-type]
 
 
 def axes_height_in(fig: Figure) -> float:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kvlab.errors import BackupError, HostFullError, LayoutError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import HostArena
+from kvlab.memory.arena import default_arena, pinned_bound
 
 from .support import make_pools
 
@@ -140,14 +141,6 @@ def test_a_bound_is_a_number_of_bytes(options: dict[str, int], text: str) -> Non
         HostArena(**options)  # type: ignore[arg-type]
 
 
-def test_an_amount_is_a_number_of_bytes() -> None:
-    arena = HostArena(grain=64)
-    for nbytes, text in ((-1, "nbytes must be at least 0"), (1.5, "nbytes must be an int")):
-        with pytest.raises(LayoutError, match=text):
-            arena.take(nbytes)  # type: ignore[arg-type]
-    assert arena.lent_bytes == 0
-
-
 def test_the_audit_finds_a_block_on_both_sides_and_a_bound_that_is_passed() -> None:
     arena = HostArena(capacity_bytes=128, grain=64)
     block = taken(arena, 64)
@@ -171,7 +164,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(*size, **options)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("kvlab.memory.host.torch.empty", empty)
+    monkeypatch.setattr("kvlab.memory.arena.torch.empty", empty)
     monkeypatch.setattr(
         torch.accelerator, "empty_host_cache", lambda: said.append("release"), raising=False
     )
@@ -180,8 +173,6 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_the_bound_counts_pinned_blocks_as_torch_takes_them(released: list[str]) -> None:
     arena = HostArena(capacity_bytes=600, pinned=True, grain=64)
-    assert [arena.block_bytes(n) for n in (0, 64, 65, 129, 300)] == [64, 64, 128, 256, 512]
-    assert HostArena(grain=64).block_bytes(129) == 192
     first = taken(arena, 300)
     assert (first.numel(), arena.lent_bytes) == (512, 512)
     assert arena.take(65) is None  # 128 beside 512
@@ -218,3 +209,12 @@ def test_a_full_pinned_arena_says_in_which_sizes_it_lends(released: list[str]) -
     text = r"144 bytes for 11 positions of rank 0, in blocks of 64 and powers of two; 0 of 128 byte"
     with pytest.raises(HostFullError, match=text):
         pool.get_cpu_copy(WidenedSlots(torch.arange(4, 15)))
+
+
+def test_pinned_memory_is_bounded_by_the_pool_and_the_machine() -> None:
+    grain = 2 * 2**20
+    assert pinned_bound(10 * 2**30, 16 * 2**30) == 4 * 2**30
+    assert pinned_bound(3 * 2**30 + 5, 16 * 2**30) == 3 * 2**30
+    assert pinned_bound(1, 16 * 2**30) == grain  # at least one block
+    arena = default_arena(torch.empty(1, 2, 3))
+    assert (arena.capacity_bytes, arena.pinned) == (None, False)

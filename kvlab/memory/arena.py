@@ -7,8 +7,6 @@ does not fit is declined (None), so that the caller can abort or recompute; noth
 
 import os
 from dataclasses import dataclass, field
-from threading import RLock
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,17 +18,6 @@ from kvlab.index.layout import require_int
 _GRAIN = 2 * 1024 * 1024
 
 
-class Returning(Protocol):
-    """Who has a block that comes back by itself."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether it met an error that nobody knows of yet."""
-
-    def settle(self) -> bool:
-        """Give the block back if that can be done now; True when it need not be asked again."""
-
-
 @dataclass(slots=True, eq=False)
 class HostArena:
     """At most ``capacity_bytes`` of host memory (None: no bound); ``pinned`` for CUDA copies.
@@ -38,7 +25,8 @@ class HostArena:
     Torch takes pinned memory in powers of two and keeps what is freed. So pinned blocks are powers
     of two here, which the bound then counts whole, and torch is told to let go of dropped ones.
 
-    Errors: BackupError for pinned memory without a CUDA device.
+    Errors: LayoutError for a size below its bound, BackupError for pinned memory without a CUDA
+    device.
     """
 
     capacity_bytes: int | None = None
@@ -46,8 +34,6 @@ class HostArena:
     grain: int = _GRAIN
     _idle: list[Tensor] = field(default_factory=list)
     _lent: dict[int, Tensor] = field(default_factory=dict)
-    _returning: list[Returning] = field(default_factory=list)
-    _turn: RLock = field(default_factory=RLock, repr=False)
 
     def __post_init__(self) -> None:
         require_int("grain", self.grain, 1, "bytes that block sizes are rounded up to")
@@ -72,65 +58,41 @@ class HostArena:
     def take(self, nbytes: int) -> Tensor | None:
         """A uint8 block of at least ``nbytes``, or None when the bound would be passed.
 
-        The smallest idle block that is large enough is reused; else idle blocks are dropped until
-        a new one fits under the bound. Errors: BackupError when the machine has no such memory.
+        The smallest idle block that is large enough is reused; else idle blocks are dropped, the
+        oldest first, until a new one fits under the bound. Errors: BackupError when the machine
+        has no such memory.
         """
-        require_int("nbytes", nbytes, 0, "bytes of one backup")
-        with self._turn:
-            return self._take(self.block_bytes(nbytes))
-
-    def block_bytes(self, nbytes: int) -> int:
-        """What a backup of so many bytes takes of the bound when a new block is made for it."""
         size = max(1, -(-nbytes // self.grain)) * self.grain
-        return 1 << (size - 1).bit_length() if self.pinned else size
-
-    def _take(self, size: int) -> Tensor | None:
-        self._collect()
-        fitting = [i for i, block in enumerate(self._idle) if size <= block.numel() <= 2 * size]
+        if self.pinned:
+            size = 1 << (size - 1).bit_length()
+        fitting = [block for block in self._idle if size <= block.numel() <= 2 * size]
         if fitting:
-            block = self._idle.pop(min(fitting, key=lambda i: self._idle[i].numel()))
+            block = min(fitting, key=torch.numel)
+            self._idle = [other for other in self._idle if other is not block]
         else:
             if self.capacity_bytes is not None:
-                if self.lent_bytes + size > self.capacity_bytes:
+                room = self.capacity_bytes - self.lent_bytes - size
+                if room < 0:
                     return None
-                self._drop_idle(self.capacity_bytes - self.lent_bytes - size)
-            try:
-                with torch.inference_mode(False):  # to be written to outside of it as well
-                    block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
-            except RuntimeError as error:
-                kind = "pinned " if self.pinned else ""
-                raise BackupError(
-                    f"a block of host memory must fit the machine: got {size} bytes of {kind}memory"
-                    f" beside {self.lent_bytes + self.idle_bytes} in the arena (capacity_bytes="
-                    f"{self.capacity_bytes}), refused by the system; bound the arena lower"
-                ) from error
+                self._drop_idle(room)
+            block = self._new(size)
         self._lent[block.data_ptr()] = block
         return block
 
-    def expect(self, lender: Returning) -> None:
-        """A lent block comes back when a copy has ended: asked for before blocks are lent."""
-        self._returning.append(lender)
-
     def give(self, block: Tensor) -> None:
         """Take a block back. Errors: BackupError for one that is not lent (given back twice)."""
-        with self._turn:
-            # The block itself, not another view of its memory: that could be shorter.
-            if self._lent.get(block.data_ptr()) is not block:
-                raise BackupError(
-                    f"only a lent block can be given back: got a block of {block.numel()} bytes "
-                    f"that is not among the {len(self._lent)} lent ones; a backup gives its block "
-                    f"back once"
-                )
-            self._idle.append(self._lent.pop(block.data_ptr()))
+        # The block itself, not another view of its memory: that could be shorter.
+        if self._lent.get(block.data_ptr()) is not block:
+            raise BackupError(
+                f"only a lent block can be given back: got a block of {block.numel()} bytes that "
+                f"is not among the {len(self._lent)} lent ones; a backup gives its block back once"
+            )
+        self._idle.append(self._lent.pop(block.data_ptr()))
 
     def audit(self) -> list[str]:
         """The broken laws: blocks are lent or idle, never both, and keep under the bound."""
-        self._collect()
         broken = []
-        failed = sum(lender.failed for lender in self._returning)
-        if failed:
-            broken.append(f"{failed} restores failed and nobody waited for them: call wait()")
-        both = {b.data_ptr() for b in self._idle} & set(self._lent)
+        both = {block.data_ptr() for block in self._idle} & set(self._lent)
         if both:
             broken.append(f"{len(both)} host blocks are lent and idle at once")
         total = self.lent_bytes + self.idle_bytes
@@ -139,34 +101,38 @@ class HostArena:
         return broken
 
     def __repr__(self) -> str:
-        lent, idle = tuple(self._lent.values()), tuple(self._idle)  # another thread may lend
         bound = "no bound" if self.capacity_bytes is None else f"bound {self.capacity_bytes:,}"
         return (
-            f"HostArena({sum(b.numel() for b in lent):,} bytes lent in {len(lent)} blocks, "
-            f"{sum(b.numel() for b in idle):,} idle, {bound}{', pinned' if self.pinned else ''})"
+            f"HostArena({self.lent_bytes:,} bytes lent in {len(self._lent)} blocks, "
+            f"{self.idle_bytes:,} idle, {bound}{', pinned' if self.pinned else ''})"
         )
 
+    def _new(self, size: int) -> Tensor:
+        try:
+            with torch.inference_mode(False):  # to be written to outside of it as well
+                return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+        except RuntimeError as error:
+            kind = "pinned " if self.pinned else ""
+            raise BackupError(
+                f"a block of host memory must fit the machine: got {size} bytes of {kind}memory"
+                f" beside {self.lent_bytes + self.idle_bytes} in the arena (capacity_bytes="
+                f"{self.capacity_bytes}), refused by the system; bound the arena lower"
+            ) from error
+
     def _drop_idle(self, room: int) -> None:
-        """Drop idle blocks, the oldest first, until the others fit ``room`` bytes."""
         dropped = False
         while self.idle_bytes > room:
             self._idle.pop(0)
             dropped = True
         if dropped and self.pinned:
-            _release_pinned()
-
-    def _collect(self) -> None:
-        with self._turn:
-            self._returning = [lender for lender in self._returning if not lender.settle()]
-
-
-def _release_pinned() -> None:
-    """Give freed pinned memory back to the system; it waits for the device. By the name that this
-    torch has for it."""
-    for home, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
-        if hasattr(home, name):
-            getattr(home, name)()
-            return
+            # Gives freed pinned memory back to the system; by the name that this torch has for it.
+            for home, name in (
+                (torch.accelerator, "empty_host_cache"),
+                (torch._C, "_host_emptyCache"),
+            ):
+                if hasattr(home, name):
+                    getattr(home, name)()
+                    return
 
 
 def default_arena(buffer: Tensor) -> HostArena:
