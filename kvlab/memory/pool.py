@@ -27,7 +27,6 @@ from kvlab.memory.arena import HostArena, default_arena
 from kvlab.memory.backup import KvBackup
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.transfer import HostTransfer, PendingCopy, default_transfer
-from kvlab.ranks import require_rank_here
 from kvlab.show import facts, html, size
 
 _HOST = torch.device("cpu")
@@ -121,7 +120,6 @@ class MLATokenToKVPool:
 
         Errors: IndexSpaceError, RankMismatchError.
         """
-        self._require_here()
         return self._localize(slots).to(self.device)
 
     def set_mla_kv_buffer(
@@ -138,7 +136,6 @@ class MLATokenToKVPool:
         On a GPU the host waits for the ids, once; ``put_rows`` does not. Errors: IndexSpaceError
         for a slot past the layout, PoolError for a wrong shape or layer.
         """
-        self._require_here()
         ids = loc.ids if isinstance(loc, WidenedSlots) else as_ids(loc, "loc")
         ids, layout = ids.to(self.device), self.row_layout
         least, most = (int(x) for x in torch.aminmax(ids)) if len(ids) else (0, 0)
@@ -195,7 +192,6 @@ class MLATokenToKVPool:
 
         Errors: IndexSpaceError: a pair of two owners, a target named twice, a slot out of bounds.
         """
-        self._require_here()
         target, source = as_ids(target, "target slots"), as_ids(source, "source slots")
         target, source, layout = target.to(self.device), source.to(self.device), self.row_layout
         for name, ids in (("target slot", target), ("source slot", source)):
@@ -361,7 +357,6 @@ class MLATokenToKVPool:
         if isinstance(given, PhysicalRows):
             self._require_rows(given)
             return given.to(_HOST)
-        self._require_here()
         if isinstance(given, WidenedSlots) and given.ids.device != _HOST:
             return self._localize(WidenedSlots(given.ids.cpu(), given.start))
         return self._localize(slots)  # type: ignore[arg-type]  # refuses all else
@@ -388,7 +383,6 @@ class MLATokenToKVPool:
     def _require_rows(self, rows: PhysicalRows) -> None:
         """Raise unless ``rows`` were localized for this rank and layout, in this edition of the
         page table."""
-        self._require_here()
         given: object = rows
         if not isinstance(given, PhysicalRows):
             raise IndexSpaceError(
@@ -417,9 +411,6 @@ class MLATokenToKVPool:
     def _edition(self) -> int | None:
         """The edition of the page table that rows must be good for; None: there is none."""
         return None
-
-    def _require_here(self) -> None:
-        require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)
 
 
 class ReplicatedKVPool(MLATokenToKVPool):
