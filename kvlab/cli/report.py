@@ -29,7 +29,7 @@ def run(
         option("PATH...", "Notebooks, or folders of them (all)."),
     ] = None,
     more: Annotated[
-        list[Path] | None, typer.Argument(hidden=True, metavar="[--notebooks PATH]")
+        list[Path] | None, typer.Argument(hidden=True, metavar="--notebooks PATH")
     ] = None,
     as_json: Annotated[
         bool, option(None, "Print the manifest on standard output.", "--json")
