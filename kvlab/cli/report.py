@@ -28,7 +28,9 @@ def run(
         list[Path] | None,
         option("PATH...", "Notebooks, or folders of them (all)."),
     ] = None,
-    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    more: Annotated[
+        list[Path] | None, typer.Argument(hidden=True, metavar="--notebooks PATH")
+    ] = None,
     as_json: Annotated[
         bool, option(None, "Print the manifest on standard output.", "--json")
     ] = False,
@@ -51,8 +53,7 @@ def run(
         {},
         {"--out": out},
     )
-    from kvlab.report import NotebookFailed, build_report
-    from kvlab.report.kernel import unused_trace
+    from kvlab.report import NotebookFailed, build_report, unused_trace
 
     if trace is None and (note := unused_trace()) is not None:
         output.note(note)

@@ -7,9 +7,8 @@ import pytest
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from kvlab.report.check import problems
-from kvlab.report.notebooks import main
-from kvlab.report.stamps import MAX_NOTEBOOK_BYTES, stamp, write_notebook
+from kvlab.report.notebook_files import MAX_NOTEBOOK_BYTES, stamp, write_notebook
+from scripts.notebooks import main, problems
 
 HOME = "/" + "home/someone"
 Change = Callable[[NotebookNode], object]

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from kvlab.report.stamps import (
+from kvlab.report.notebook_files import (
     ReportError,
     check_stamp,
     clean,
     code_hash,
+    describe,
+    find_beside,
     find_notebooks,
     read_notebook,
     stamp,
@@ -110,18 +112,44 @@ def test_a_file_that_is_no_notebook_is_refused(
         read_notebook(path)
 
 
-def test_notebooks_of_a_folder_come_in_order(make: Callable[..., Path]) -> None:
+def test_notebooks_of_a_folder_come_in_order_and_that_of_the_working_directory_is_the_default(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = [make(name, "1") for name in ("02_b", "01_a", "10_c")]
     assert [path.stem for path in find_notebooks([paths[0].parent])] == ["01_a", "02_b", "10_c"]
     assert find_notebooks([paths[0]]) == [paths[0]]
-
-
-def test_the_notebooks_of_the_working_directory_are_the_default(
-    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make("01_a", "1")
     monkeypatch.chdir(tmp_path)
-    assert find_notebooks() == [Path("notebooks/01_a.ipynb")]
+    assert find_notebooks()[0] == Path("notebooks/01_a.ipynb")
+
+
+def test_the_text_above_the_notebooks_comes_before_that_of_the_project(
+    make: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = make("01_a", "1")
+    assert find_beside([path], "GLOSSARY.md") == Path(__file__).parents[2] / "GLOSSARY.md"
+    (tmp_path / "GLOSSARY.md").write_text("# Mine")
+    assert find_beside([path], "GLOSSARY.md") == tmp_path.resolve() / "GLOSSARY.md"
+    assert find_beside([path], "NOWHERE.md") is None
+
+
+@pytest.mark.parametrize(
+    ("source", "title", "question"),
+    [
+        (
+            "# 3. The `x` crash\n\nSo. Why *does* it\ncrash? Or not?",
+            "3. The x crash",
+            "Why does it crash?",
+        ),
+        ("# Is it so?", "Is it so?", ""),
+        ("No heading", "03 crash", ""),
+    ],
+)
+def test_a_notebook_is_described_by_its_first_heading_and_question(
+    source: str, title: str, question: str
+) -> None:
+    cells = [new_markdown_cell(source)]  # type: ignore[no-untyped-call]
+    made = new_notebook(cells=cells)  # type: ignore[no-untyped-call]
+    assert describe(made, "03_crash") == {"title": title, "question": question}
 
 
 def test_places_without_notebooks_are_refused(tmp_path: Path, make: Callable[..., Path]) -> None:

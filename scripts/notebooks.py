@@ -1,23 +1,36 @@
-"""What a committed notebook must be, checked without running it.
+"""Execute the committed notebooks, or check what they must be without running them.
+
+    python -m scripts.notebooks execute --in-place          all of notebooks/, outputs kept
+    python -m scripts.notebooks execute notebooks/03*.ipynb  runs, keeps nothing
+    python -m scripts.notebooks check                        fast, runs nothing
 
 A reader on a forge, or on a phone, has no kernel: outputs must be there, must belong to the code
 above them, must not show the author's machine, and the file must open fast. A notebook here asks
 one question at its top and keeps its cells short, because the package computes.
+
+Exit code 0 if all is well, 1 if a notebook failed or breaks a rule, 2 for a wrong command.
 """
 
+import argparse
 import ast
 import re
 import statistics
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nbformat import NotebookNode
 
-from kvlab.report.stamps import (
+from kvlab.errors import KvlabError
+from kvlab.lab.findings import output_folder
+from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, execute_all, unused_trace
+from kvlab.report.notebook_files import (
     MAX_NOTEBOOK_BYTES,
     WIDGET_VIEW,
     check_stamp,
+    find_notebooks,
     read_notebook,
+    write_notebook,
 )
 
 MAX_MEDIAN_CODE_LINES = 8
@@ -121,3 +134,55 @@ def _text(output: NotebookNode) -> str:
     data = output.get("data", {})
     parts = [value for kind, value in data.items() if kind.startswith("text/")]
     return "\n".join([output.get("text", ""), *parts, *output.get("traceback", [])])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser("python -m scripts.notebooks")
+    actions = parser.add_subparsers(dest="action", required=True)
+    execute = actions.add_parser("execute", help="run notebooks, each in a kernel of its own")
+    execute.add_argument("--in-place", action="store_true", help="keep the outputs in the files")
+    execute.add_argument("--jobs", type=int, metavar="N", help="notebooks at a time (cores)")
+    execute.add_argument(
+        "--timeout", type=int, default=CELL_TIMEOUT_S, metavar="S", help="of a cell (%(default)s)"
+    )
+    execute.add_argument("--figures", type=Path, metavar="DIR", help="(build/figures)")
+    check = actions.add_parser("check", help="hold notebooks against the rules, running nothing")
+    for action in (execute, check):
+        action.add_argument("paths", nargs="*", help="notebooks or folders (the folder notebooks)")
+    given = parser.parse_args(argv)
+    try:
+        paths = find_notebooks(given.paths or None)
+        if given.action == "check":
+            found = [sentence for path in paths for sentence in problems(path)]
+        else:
+            found = _execute(paths, given)
+    except KvlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nstopped; notebooks that had finished are kept", file=sys.stderr)
+        return 130
+    for sentence in found:
+        print(sentence, file=sys.stderr)
+    if found and given.action == "check":
+        print("after a repair: python -m scripts.notebooks execute --in-place", file=sys.stderr)
+    return 1 if found else 0
+
+
+def _execute(paths: Sequence[Path], given: argparse.Namespace) -> list[str]:
+    """Sentences about what failed. Notebooks are written as soon as each is done."""
+    if (note := unused_trace()) is not None:
+        print(note, file=sys.stderr)
+
+    def keep(outcome: Outcome) -> None:
+        if outcome.failure is None and given.in_place:
+            write_notebook(outcome.notebook, outcome.path)
+
+    figures = given.figures or output_folder()
+    outcomes = execute_all(paths, figures, given.jobs, timeout_s=given.timeout, on_done=keep)
+    return [outcome.sentence for outcome in outcomes if outcome.failure is not None]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,11 +24,13 @@ from kvlab.errors import KvlabError
 from kvlab.files import whole_file
 
 FOLDER = "notebooks"
+PROJECT = Path(kvlab.__file__).resolve().parents[1]
 MAX_NOTEBOOK_BYTES = 400_000
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 KEPT_CELL_METADATA = ("tags", "slideshow", "jupyter")
 
+_QUESTION = re.compile(r"[^.?!\n#>*`]*(?:`[^`]*`[^.?!\n`]*)*\?")
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]{6,}")
 
 
@@ -44,8 +46,7 @@ def find_notebooks(where: Sequence[Path | str] | None = None) -> list[Path]:
     Errors: ReportError for a path that is not there or a folder without notebooks.
     """
     if where is None:
-        beside = Path(kvlab.__file__).resolve().parents[1] / FOLDER
-        where = [Path(FOLDER) if Path(FOLDER).is_dir() else beside]
+        where = [Path(FOLDER) if Path(FOLDER).is_dir() else PROJECT / FOLDER]
     found: list[Path] = []
     for place in map(Path, where):
         if place.is_dir():
@@ -71,12 +72,9 @@ def find_notebooks(where: Sequence[Path | str] | None = None) -> list[Path]:
 
 def find_beside(notebooks: Sequence[Path], name: str) -> Path | None:
     """The file ``name`` beside the notebooks or one folder up, else that of the project, if any."""
-    project = Path(kvlab.__file__).resolve().parents[1]
     folders = [parent for path in notebooks for parent in path.resolve().parents[:2]]
-    for folder in [*folders, project / FOLDER, project]:
-        if (folder / name).is_file():
-            return folder / name
-    return None
+    places = (folder / name for folder in [*folders, PROJECT / FOLDER, PROJECT])
+    return next((place for place in places if place.is_file()), None)
 
 
 def read_notebook(path: Path) -> NotebookNode:
@@ -96,6 +94,16 @@ def read_notebook(path: Path) -> NotebookNode:
             "save it again"
         ) from None
     return notebook
+
+
+def describe(notebook: NotebookNode, stem: str) -> dict[str, str]:
+    """ "title": the first heading; "question": the first sentence below it with a question mark."""
+    text = next((c.source for c in notebook.cells if c.cell_type == "markdown"), "")
+    heading = re.search(r"^#\s+(.+)$", text, re.M)
+    title = heading[1].strip() if heading else stem.replace("_", " ")
+    asked = _QUESTION.search(" ".join(text[heading.end() if heading else 0 :].split()))
+    question = re.sub(r"[*`_]{1,2}(?=\S)|(?<=\S)[*`]{1,2}", "", asked[0].strip()) if asked else ""
+    return {"title": title.replace("`", ""), "question": question}
 
 
 def write_notebook(notebook: NotebookNode, path: Path) -> int:
