@@ -117,7 +117,7 @@ BUGS = (
         "memory/pool.py",
         "if given.rank != rank or given.layout != layout:",
         "if given.layout != layout:",
-        "tests/memory/test_mla_pool_borders.py::test_a_read_of_another_ranks_rows_is_refused",
+        "tests/memory/test_pool_refusals.py::test_a_read_of_another_ranks_rows_is_refused",
     ),
     Bug(
         "the newest token is taken for cached",
