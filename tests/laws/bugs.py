@@ -62,7 +62,7 @@ BUGS = (
     Bug(
         "every rank writes row v // c of every slot",
         "memory/pool.py",
-        "own = self.shard.owns(ids)",
+        "own = self.shard.owner(ids) == self.shard.rank",
         "own = ids >= 0",
         "tests/memory/test_mla_pool.py::"
         "test_all_ranks_together_hold_each_token_once_and_nothing_else",
