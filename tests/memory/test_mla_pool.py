@@ -289,10 +289,8 @@ def test_whole_rows_are_stored_as_a_write_to_their_slots_stores_them(
 ) -> None:
     slots = WidenedSlots(torch.arange(8, 8 + n))
     values = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
-    by_slot, by_row = (
-        make_pools(DcpLayout(4, 2, 4), kind, dtype=dtype),
-        make_pools(DcpLayout(4, 2, 4), kind, dtype=dtype),
-    )
+    layout = DcpLayout(4, 2, 4)
+    by_slot, by_row = (make_pools(layout, kind, dtype=dtype) for _ in range(2))
     for one, two in zip(by_slot, by_row, strict=True):
         one.set_mla_kv_buffer(1, slots, values[:, :2], values[:, 2:])
         rows = two.resolve(slots)
