@@ -27,7 +27,6 @@ from kvlab.memory.arena import HostArena, default_arena
 from kvlab.memory.backup import KvBackup
 from kvlab.memory.codec import RowCodec
 from kvlab.memory.transfer import HostTransfer, PendingCopy, default_transfer
-from kvlab.ranks import require_rank_here
 from kvlab.show import facts, html, size
 
 _HOST = torch.device("cpu")
@@ -80,6 +79,8 @@ class MLATokenToKVPool:
         self.shard = self.row_layout.shard(self.row_rank)
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
         self.codec = RowCodec(dtype, kv_lora_rank + qk_rope_head_dim, scaled)
+        #: What the bytes of a row mean, as a backup remembers it: parts and dtype.
+        self.row_format = f"{kv_lora_rank} + {qk_rope_head_dim} {self.codec.meaning}"
         rows, width = self.rows_per_rank, self.codec.width
         with torch.inference_mode(False):  # to be written to outside of it as well
             self.buffer = torch.zeros(layers, rows, width, dtype=self.codec.stored, device=device)
@@ -100,11 +101,6 @@ class MLATokenToKVPool:
         return self.row_layout.dcp_size
 
     @property
-    def row_format(self) -> str:
-        """What the bytes of a row mean, as a backup remembers it: parts and dtype."""
-        return f"{self.kv_lora_rank} + {self.qk_rope_head_dim} {self.codec.meaning}"
-
-    @property
     def scales(self) -> Tensor:
         """The scales of scaled rows, float32 ``(layers, rows)``, a view into the buffer.
 
@@ -121,7 +117,6 @@ class MLATokenToKVPool:
 
         Errors: IndexSpaceError, RankMismatchError.
         """
-        self._require_here()
         return self._localize(slots).to(self.device)
 
     def set_mla_kv_buffer(
@@ -138,7 +133,6 @@ class MLATokenToKVPool:
         On a GPU the host waits for the ids, once; ``put_rows`` does not. Errors: IndexSpaceError
         for a slot past the layout, PoolError for a wrong shape or layer.
         """
-        self._require_here()
         ids = loc.ids if isinstance(loc, WidenedSlots) else as_ids(loc, "loc")
         ids, layout = ids.to(self.device), self.row_layout
         least, most = (int(x) for x in torch.aminmax(ids)) if len(ids) else (0, 0)
@@ -195,7 +189,6 @@ class MLATokenToKVPool:
 
         Errors: IndexSpaceError: a pair of two owners, a target named twice, a slot out of bounds.
         """
-        self._require_here()
         target, source = as_ids(target, "target slots"), as_ids(source, "source slots")
         target, source, layout = target.to(self.device), source.to(self.device), self.row_layout
         for name, ids in (("target slot", target), ("source slot", source)):
@@ -223,7 +216,8 @@ class MLATokenToKVPool:
         """
         rows = self._rows_on_host(slots)
         layers, _, elements = self.buffer.shape
-        nbytes = layers * len(rows) * elements * self.buffer.element_size()
+        count = int(rows.ids.shape[0])
+        nbytes = layers * count * elements * self.buffer.element_size()
         arena = self.host
         block = arena.take(nbytes)
         if block is None:
@@ -237,16 +231,14 @@ class MLATokenToKVPool:
         page_size = self.row_layout.page_size
         try:
             with torch.inference_mode(False):  # bytes may move into it outside of that mode
-                kv = block[:nbytes].view(self.buffer.dtype).view(layers, len(rows), elements)
+                kv = block[:nbytes].view(self.buffer.dtype).view(layers, count, elements)
             made = self.transfer.back_up(self.buffer, rows.ids, kv, page_size)
             backup = KvBackup(
                 layout=self.layout,
                 rank=self.rank,
                 space=self.space,
                 row_format=self.row_format,
-                start=rows.start,
-                positions=rows.positions,
-                source=rows.source,
+                came_from=rows,
                 kv=kv,
                 page_size=page_size,
                 arena=arena,
@@ -295,7 +287,7 @@ class MLATokenToKVPool:
         look at the state."""
         rows = self._rows_on_host(slots)
         belongs = (self.layout, self.rank, self.space, self.row_format)
-        backup.require_fits(rows, self.buffer, belongs, self.row_layout.first_row)
+        backup.require_fits(rows, self.buffer, belongs, self.row_layout.page_size)
         return rows
 
     def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> PendingCopy:
@@ -361,7 +353,6 @@ class MLATokenToKVPool:
         if isinstance(given, PhysicalRows):
             self._require_rows(given)
             return given.to(_HOST)
-        self._require_here()
         if isinstance(given, WidenedSlots) and given.ids.device != _HOST:
             return self._localize(WidenedSlots(given.ids.cpu(), given.start))
         return self._localize(slots)  # type: ignore[arg-type]  # refuses all else
@@ -388,7 +379,6 @@ class MLATokenToKVPool:
     def _require_rows(self, rows: PhysicalRows) -> None:
         """Raise unless ``rows`` were localized for this rank and layout, in this edition of the
         page table."""
-        self._require_here()
         given: object = rows
         if not isinstance(given, PhysicalRows):
             raise IndexSpaceError(
@@ -417,9 +407,6 @@ class MLATokenToKVPool:
     def _edition(self) -> int | None:
         """The edition of the page table that rows must be good for; None: there is none."""
         return None
-
-    def _require_here(self) -> None:
-        require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)
 
 
 class ReplicatedKVPool(MLATokenToKVPool):

@@ -175,7 +175,6 @@ class UnifiedKVPool(MLATokenToKVPool):
 
         Errors: PoolError for moves of another compaction; then nothing is copied.
         """
-        self._require_here()
         if not moves:
             return
         done, made = self._applied, self.table.moves

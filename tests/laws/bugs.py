@@ -115,9 +115,9 @@ BUGS = (
     Bug(
         "a pool serves any rank",
         "memory/pool.py",
-        "require_rank_here(type(self).__name__, self.layout.dcp_size, self.rank)",
-        "require_rank_here(type(self).__name__, self.layout.dcp_size, 0)",
-        "tests/ranks/test_parallel.py",
+        "if given.rank != rank or given.layout != layout:",
+        "if given.layout != layout:",
+        "tests/memory/test_mla_pool_borders.py::test_a_read_of_another_ranks_rows_is_refused",
     ),
     Bug(
         "the newest token is taken for cached",
@@ -150,7 +150,7 @@ BUGS = (
     ),
     Bug(
         "padding of a ragged batch is hidden and not selected away",
-        "engine/model/step.py",
+        "engine/model/attention.py",
         "if self.select_padding and shard.padding is not None",
         "if not self.select_padding and shard.padding is not None",
         "tests/engine/model/test_padding.py::"
@@ -180,12 +180,12 @@ BUGS = (
         "test_a_stale_state_hurts_only_those_whose_slot_was_used_in_between",
     ),
     Bug(
-        "a bad id of the rank keeps its row",
-        "ops/localize.py",
-        "torch.where(bad[mine], 0, rows)",
-        "rows",
+        "the elements of a run start a turn too early",
+        "index/layout.py",
+        "first = self.slot(skipped) - phase",
+        "first = self.slot(skipped) - self.turn",
         "tests/ops/test_localize.py::"
-        "test_the_flag_has_the_first_bad_id_and_bad_ids_of_the_rank_become_row_zero",
+        "test_the_elements_are_those_whose_position_the_rank_owns_and_the_lengths_count_them",
     ),
     Bug(
         "the kernel of a run forgets the phase",
@@ -195,10 +195,10 @@ BUGS = (
         "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
     ),
     Bug(
-        "the checking kernel lets a slot of another owner pass",
+        "the kernel of a top-k list counts survivors of every rank",
         "ops/kernels/localize.py",
-        " | (ids // I % C != owner)",
-        "",
+        "tl.sum(((ids >= 0) & (ids // I % C == rank)).to(tl.int32), axis=0)",
+        "tl.sum((ids >= 0).to(tl.int32), axis=0)",
         "tests/ops/test_twins.py::test_the_interpreted_twin_gives_what_the_reference_gives",
     ),
     Bug(
