@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "owners --csv -",
     "crash --dcp-size 4 --page-size 4 --num-pages 8",
-    "retraction --dcp-sizes 1 2 --csv -",
+    "retraction --dcp-sizes 1,2 --csv -",
     "drift --quick",
     "--version",
 )
