@@ -225,7 +225,7 @@ def test_progress_ends_with_all_and_is_told_some_100_times_at_most(n: int) -> No
 
 def test_a_sequence_that_is_no_workload_is_refused() -> None:
     node = CountingNode(NodeConfig(DcpLayout(1, 4, 4)))
-    with pytest.raises(WorkloadError, match="a workload holds at least 1 request: got 0"):
+    with pytest.raises(WorkloadError, match="holds at least 1 request in a tuple: got 0"):
         node.run([])
     with pytest.raises(WorkloadError, match=r"got Request\(rid=3, .* at position 0 of 1"):
         node.run([Request(3, 0.0, 1, 1)])
