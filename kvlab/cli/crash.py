@@ -21,7 +21,7 @@ from kvlab.errors import StudyError
 if TYPE_CHECKING:
     from kvlab.index import DcpLayout
     from kvlab.lab.crash import CrashResult
-    from kvlab.lab.crash_child import ChildResult
+    from kvlab.lab.crash_cuda import ChildResult
 
 EPILOG = """\b
 examples:
@@ -234,7 +234,7 @@ def _attempt(
 ) -> Run:
     """One retraction. Errors: StudyError when the pool is too small or too large for it."""
     from kvlab.lab.crash import CrashStudy
-    from kvlab.lab.crash_child import crash_in_child
+    from kvlab.lab.crash_cuda import crash_in_child
 
     output.require_ranks(layout.dcp_size, "use fewer ranks or --census, which needs no pool")
     if layout.slot_end > LARGEST[regime]:
@@ -276,7 +276,7 @@ def _require_recordable(given: Mapping[str, Any], place: Path) -> None:
 
 
 def _record(layout: "DcpLayout", runs: Sequence[Run], place: Path, line: str) -> None:
-    from kvlab.lab.crash_record import make_record, write_record
+    from kvlab.lab.crash_cuda import make_record, write_record
 
     child = next((run.child for run in runs if run.child is not None), None)
     if child is None:

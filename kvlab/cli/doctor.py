@@ -279,7 +279,7 @@ def chromium() -> Iterator[Check]:
 
 def recorded() -> Iterator[Check]:
     """The checkpoint, and the recorded runs that notebooks show."""
-    from kvlab.lab.crash_record import COMMAND, PLACE, read_record
+    from kvlab.lab.crash_cuda import COMMAND, PLACE, read_record
 
     name = "data/checkpoints/tiny-kimi-linear"
     yield _files("checkpoint", name, ("config.json", "model.safetensors"))

@@ -2,12 +2,19 @@
 
     0 before    1 backed up    2 freed    3 pages reused    4 room again    5 restored
 
-``pool="low"``: few pages are in use and the victim holds the lowest, so the code before the fix
-finds every wrong row and says nothing. ``pool="full"``: the victim holds the highest, and its slots
-are past the rows of a rank: the backup fails, and no later step is reached.
+Requests fill a small pool of real rows that name their request and position. The newest, the
+victim, is backed up and freed; a newcomer takes its pages; the oldest finishes, and the backup is
+restored into the pages that it leaves. After each step every row of every rank is read, and every
+row of every host copy that is not consumed yet.
 
-Worked example, c=2, P=2, 3 positions, with the fix: rank 0 saves positions 0 and 2, rank 1 saves
-position 1; without it each rank saves three rows, those that the three slots name.
+``backup_walk(pool="low")``: few pages are in use and the victim holds the lowest, so the code
+before the fix finds every wrong row and says nothing. ``pool="full"``: the victim holds the
+highest, and its slots are past the rows of a rank: the backup fails, and no later step is reached.
+
+Worked example, c=2, P=2, 3 positions, with the fix: the victim holds page 3, slots 12, 13, 14. Rank
+0 saves positions 0 and 2 from rows 6 and 7, rank 1 position 1 from row 6. Restored into page 1 they
+lie in rows 2 and 3, and in row 2. Without the fix each rank saves three rows, those that the three
+slots name.
 """
 
 from dataclasses import dataclass
@@ -16,13 +23,21 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
-import torch
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout
-from kvlab.lab.crash_node import AfterFix, BeforeFix, CopyError, CrashNode, named
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.lab.crash import (
+    AfterFix,
+    BeforeFix,
+    CopyError,
+    CrashNode,
+    named,
+    requests_at_low_use,
+)
 
 STEPS = ("before", "backed up", "freed", "pages reused", "room again", "restored")
+#: The steps of ``BackupWalk.table``, and what it calls them.
+FOUR_STEPS = {0: "before", 2: "backed up and freed", 3: "pages reused", 5: "restored"}
 COLUMNS = ("rank", "place", "row", "request", "position", "verdict")
 Pool = Literal["low", "full"]
 
@@ -43,10 +58,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BackupWalk:
-    """All steps. ``victim``: the request that is backed up."""
+    """All steps. ``victim``: the request that is backed up; ``old`` and ``new``: its slots before
+    and after, ``new`` None where no later step was reached; ``copies``: one row a rank: rows,
+    bytes, checksum (empty before the fix)."""
 
     layout: DcpLayout
     victim: int
+    old: WidenedSlots
+    new: WidenedSlots | None
+    copies: pd.DataFrame
     steps: tuple[Step, ...]
 
     def at(self, step: int) -> Step:
@@ -58,15 +78,32 @@ class BackupWalk:
             )
         return self.steps[step]
 
+    def table(self) -> pd.DataFrame:
+        """The cells of the four steps of ``FOUR_STEPS``: step, rank, place, row, page (-1 on the
+        host), request, position."""
+        parts = [self.at(step).cells.assign(step=name) for step, name in FOUR_STEPS.items()]
+        cells = pd.concat(parts, ignore_index=True)
+        on_host = cells["place"] == "host"
+        cells["page"] = (cells["row"] // self.layout.page_size).mask(on_host, -1)
+        return cells[["step", "rank", "place", "row", "page", "request", "position"]]
+
+    def moved(self) -> pd.DataFrame:
+        """One row a position of the victim: position, and slot, owner and row before and after."""
+        shard = self.layout.shard(0)
+        table = pd.DataFrame({"position": range(len(self.old))})
+        for name, slots in (("old", self.old), ("new", self.new)):
+            if slots is not None:
+                table[f"{name}_slot"] = slots.ids.tolist()
+                table[f"{name}_owner"] = shard.owner(slots.ids).tolist()
+                table[f"{name}_row"] = shard.row(slots.ids).tolist()
+        return table
+
 
 @lru_cache(maxsize=64)
 def backup_walk(
     dcp_size: int, page_size: int, length: int, pool: Pool = "low", fix: bool = True
 ) -> BackupWalk:
-    """Run it, and read every row of every rank after each step.
-
-    Args:
-        length: cached positions of each request.
+    """The walk of requests of ``length`` cached positions in a pool that is just large enough.
 
     Errors: StudyError for a length below 1 or another pool; LayoutError for sizes below 1.
     """
@@ -76,100 +113,101 @@ def backup_walk(
             f"length={length}, pool={pool!r}"
         )
     each = DcpLayout(dcp_size, page_size, 1).pages_for(length)
-    # Raw use of page q reaches pages q*c .. q*c+c-1; the victim's lie in 1 .. 2*each.
-    requests = 3 if pool == "full" else -(-(2 * each + 1) * dcp_size // each) + 1
+    requests = 3 if pool == "full" else requests_at_low_use(dcp_size, each)
     layout = DcpLayout(dcp_size, page_size, requests * each)
     node = CrashNode(layout, requests, length, "cpu")
     if pool == "low":
         node.give_up(0)  # finishes; its low pages go to the newest, the victim
         node.admit(requests)
+    return _walk(node, 2 * requests, fix)
+
+
+def walk_layout(
+    layout: DcpLayout, length: int, requests: int = 3, device: str = "cpu"
+) -> BackupWalk:
+    """The walk, with the fix, of ``requests`` of ``length`` cached positions in a pool of yours.
+
+    Errors: StudyError for a pool that they do not fit.
+    """
+    return _walk(CrashNode(layout, requests, length, device), requests, fix=True)
+
+
+def _walk(node: CrashNode, newcomer: int, fix: bool) -> BackupWalk:
     victim = node.victim()
-    old = node.pages(victim)
-    steps = [
-        Step(STEPS[0], f"Request {victim} holds page {_list(old)}; its slots are named in "
-             f"req_to_token, its rows lie on all ranks.", _read(node, [], set()))
-    ]  # fmt: skip
-    way: type[AfterFix | BeforeFix] = AfterFix if fix else BeforeFix
+    old, pages = node.slots(victim), node.pages(victim)
+    steps: list[Step] = []
+
+    def step(told: str, host: list[pd.DataFrame]) -> None:
+        steps.append(Step(STEPS[len(steps)], told, _read(node, host, set())))
+
+    told = f"Request {victim} holds page {_list(pages)}; its slots are named in req_to_token, its "
+    step(f"{told}rows lie on all ranks.", [])
     try:
-        path = way(node.cells, victim, node.slots(victim))
+        path = (AfterFix if fix else BeforeFix)(node.cells, victim, old)
     except CopyError as error:
         told = (
-            f"Rank {error.rank} used slots as rows, past its last row {layout.row_end - 1}: "
-            f"{error.text}. The process ends here"
+            f"Rank {error.rank} used slots as rows, past its last row {node.layout.row_end - 1}: "
+            f"{error.text}. The process ends here."
         )
-        steps.append(Step(STEPS[1], f"{told}.", steps[0].cells, failed=True))
-        for name in STEPS[2:]:
-            steps.append(Step(name, f"Not reached. {told}.", steps[0].cells, failed=True))
-        return BackupWalk(layout, victim, tuple(steps))
+        for name in STEPS[1:]:
+            words = told if name == STEPS[1] else f"Not reached. {told}"
+            steps.append(Step(name, words, steps[0].cells, failed=True))
+        return BackupWalk(node.layout, victim, old, None, pd.DataFrame(), tuple(steps))
+    copies = pd.DataFrame(
+        [
+            {"rank": copy.rank, "rows": copy.rows, "bytes": copy.nbytes, "sum": copy.checksum}
+            for copy in (path.copies if isinstance(path, AfterFix) else [])
+        ]
+    )
     host = [named(rows, rank) for rank, rows in enumerate(path.saved())]
     saved = ", ".join(str(len(rows)) for rows in host)
     alien = sum(int((rows["holds_request"] != victim).sum()) for rows in host)
     own = "all of them the victim's" if not alien else f"{alien} of them not the victim's"
-    steps.append(Step(STEPS[1], f"Ranks copied {saved} rows to the host, {own}.",
-                      _read(node, host, set())))  # fmt: skip
+    step(f"Ranks copied {saved} rows to the host, {own}.", host)
     node.give_up(victim)
-    steps.append(Step(STEPS[2], f"Page {_list(old)} is free on every rank.",
-                      _read(node, host, set())))  # fmt: skip
-    node.admit(2 * requests)
-    steps.append(Step(STEPS[3], f"A newcomer, request {2 * requests}, took page "
-                      f"{_list(node.pages(2 * requests))}.", _read(node, host, set())))  # fmt: skip
+    step(f"Page {_list(pages)} is free on every rank.", host)
+    node.admit(newcomer)
+    step(f"A newcomer, request {newcomer}, took page {_list(node.pages(newcomer))}.", host)
     oldest = min(node.rows)
     node.give_up(oldest)
     new = node.take(victim)
-    steps.append(Step(STEPS[4], f"Request {oldest} finished; the victim was given page "
-                      f"{_list(node.pages(victim))}, nothing is in it yet.",
-                      _read(node, host, set())))  # fmt: skip
+    told = f"Request {oldest} finished; the victim was given page {_list(node.pages(victim))}, "
+    step(f"{told}nothing is in it yet.", host)
     path.restore(new)
-    rows = _wrong(node)
+    rows = _wrong_rows(node)
     bad = sum(rid == victim for rid in rows.values())
     damaged = len(rows) - bad
     told = (
-        f"Of the victim's {length} positions {length - bad} are right, {bad} are not; "
+        f"Of the victim's {len(new)} positions {len(new) - bad} are right, {bad} are not; "
         f"{damaged} rows of running requests were overwritten. Nothing was raised."
     )
     steps.append(Step(STEPS[5], told, _read(node, [], set(rows)), bad, damaged))
-    return BackupWalk(layout, victim, tuple(steps))
+    return BackupWalk(node.layout, victim, old, new, copies, tuple(steps))
 
 
 def _list(pages: tuple[int, ...]) -> str:
     return ", ".join(map(str, pages))
 
 
-def _wrong(node: CrashNode) -> dict[tuple[int, int], int]:
+def _wrong_rows(node: CrashNode) -> dict[tuple[int, int], int]:
     """(rank, row) of each position of a running request whose row does not hold its token, with
     the request."""
-    lay = node.layout
-    held = torch.stack([pool.buffer[0] for pool in node.cells.pools])
-    live = named(held.flatten(0, 1), 0)
     found: dict[tuple[int, int], int] = {}
     for rid in node.rows:
-        ids = node.slots(rid).ids
-        owner, row = lay.shard(0).owner(ids), lay.shard(0).row(ids)
-        at = (owner * held.shape[1] + row).numpy()
-        right = (live["holds_request"].to_numpy()[at] == rid) & (
-            live["holds_position"].to_numpy()[at] == range(len(ids))
-        )
-        for rank, line, good in zip(owner.tolist(), row.tolist(), right, strict=True):
-            if not good:
-                found[rank, line] = rid
+        held = node.held(rid)
+        wrong = held[held["verdict"] != "right"]
+        places = zip(wrong["rank"], wrong["row"], strict=True)
+        found |= {(int(rank), int(row)): rid for rank, row in places}
     return found
 
 
 def _read(node: CrashNode, host: list[pd.DataFrame], wrong: set[tuple[int, int]]) -> pd.DataFrame:
     """Every row of every buffer and of the host copies."""
-    held = torch.stack([pool.buffer[0] for pool in node.cells.pools])
-    ranks, rows = held.shape[:2]
-    parts = [
-        named(held.flatten(0, 1), 0).assign(
-            rank=np.repeat(np.arange(ranks), rows),
-            place="buffer",
-            row=np.tile(np.arange(rows), ranks),
-        )
-    ]
-    parts += [one.assign(place="host", row=range(len(one))) for one in host if len(one)]
-    table = pd.concat(parts, ignore_index=True)
+    parts = [named(pool.buffer[0], pool.rank).assign(place="buffer") for pool in node.cells.pools]
+    parts += [rows.assign(place="host") for rows in host if len(rows)]
+    table = pd.concat([part.assign(row=range(len(part))) for part in parts], ignore_index=True)
     table = table.rename(columns={"holds_request": "request", "holds_position": "position"})
     verdict = np.full(len(table), "", object)
     for rank, row in wrong:
-        verdict[rank * rows + row] = "wrong"
+        verdict[rank * node.layout.rows_per_rank + row] = "wrong"
     return table.assign(verdict=verdict)[list(COLUMNS)]

@@ -2,26 +2,203 @@
 
 A node is filled with requests whose rows carry (request, position). A victim is chosen by the
 node's own rule, backed up on every rank and freed; its pages are reused, and it is restored into
-new slots.
-``code="before"`` uses widened ids as rows (``before_fix``), ``code="after"`` the pools' own copies.
+new slots. ``code="before"`` uses widened ids as rows, ``code="after"`` the pools' own copies.
 
 Two regimes decide what is seen. ``full``: the pool is full, as in natural retraction; the victim
 owns high pages, its ids are past the buffer, and the first copy fails. ``low``: retraction is
 forced while few pages are used, on a request that reused low pages; every id is in range and
 nothing fails, but the rows saved belong to other tokens, and the restore overwrites others' rows.
+
+Source: SGLang issue 38645; ``MLATokenToKVPool.get_cpu_copy`` before PR 39487.
 """
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 import pandas as pd
+import torch
+from torch import Tensor
 
+from kvlab.engine import FingerprintCells
+from kvlab.engine.policy import victim_key
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout, raw_use_of_page
-from kvlab.lab.crash_node import AfterFix, BeforeFix, CopyError, CrashNode, named
+from kvlab.index import DcpLayout, WidenedSlots, raw_use_of_page
+from kvlab.memory import PagedTokenToKVPoolAllocator, ReqToTokenPool
 
 Regime = Literal["full", "low"]
 Code = Literal["before", "after"]
+CHUNK = 8192
+
+
+def copy_out(buffer: Tensor, ids: Tensor, chunk: int = CHUNK) -> list[list[Tensor]]:
+    """The defect, kept on purpose: rows ``ids`` of every layer, by chunks, with no localization.
+
+    ``buffer`` ``(layers, rows, elements)``; ``ids`` int64 ``(n,)`` as ``req_to_token`` holds them:
+    they are rows only at DCP 1. Raises where an id is out of range (IndexError on CPU, a
+    device-side assert on CUDA) and is silent where it is not.
+    """
+    ids = ids.to(buffer.device)
+    return [[layer[part].to("cpu") for part in torch.split(ids, chunk)] for layer in buffer]
+
+
+def copy_in(buffer: Tensor, copies: list[list[Tensor]], ids: Tensor, chunk: int = CHUNK) -> None:
+    """The other half of the defect: write the chunks to rows ``ids``, which may be another's."""
+    ids = ids.to(buffer.device)
+    for layer, chunks in zip(buffer, copies, strict=True):
+        for part, rows in zip(torch.split(ids, chunk), chunks, strict=True):
+            layer[part] = rows.to(buffer.device)
+
+
+class CrashNode:
+    """Requests 0, 1, ... of ``tokens`` cached positions each; generated tokens fall with rid.
+
+    Errors: StudyError for a pool that they do not fit.
+    """
+
+    def __init__(self, layout: DcpLayout, requests: int, tokens: int, device: str) -> None:
+        self.layout, self.tokens = layout, tokens
+        self.cells = FingerprintCells(layout, device=device)
+        self.allocator = PagedTokenToKVPoolAllocator(layout)
+        self.table = ReqToTokenPool(requests, tokens, layout)
+        self.rows: dict[int, int] = {}
+        for rid in range(requests):
+            self.admit(rid)
+
+    def victim(self) -> int:
+        """Whom the node's own rule retracts: the newest has generated least."""
+        return min(self.rows, key=lambda rid: victim_key(-rid, self.tokens, rid))
+
+    def pages(self, rid: int) -> tuple[int, ...]:
+        """The widened pages of a request, ascending."""
+        return tuple(torch.unique(self.slots(rid).ids // self.allocator.page_size).tolist())
+
+    def admit(self, rid: int) -> None:
+        """A request enters: it gets slots, and its fingerprints are written."""
+        slots = self.take(rid)
+        positions = torch.arange(len(slots))
+        self.cells.write(torch.full_like(positions, rid), positions, slots.ids)
+
+    def take(self, rid: int) -> WidenedSlots:
+        """Slots and a table row for a request, nothing written."""
+        ids = self.allocator.alloc_extend(0, self.tokens)
+        row = self.table.alloc()
+        if ids is None or row is None:
+            raise StudyError(
+                f"the pool of {self.layout.num_pages} pages has no room for another request "
+                f"of {self.tokens} positions; use more pages"
+            )
+        self.table.append(row, ids)
+        self.rows[rid] = row
+        return self.slots(rid)
+
+    def slots(self, rid: int) -> WidenedSlots:
+        """The slots of a request that runs."""
+        return self.table.slots(self.rows[rid])
+
+    def give_up(self, rid: int) -> None:
+        """Free a request's pages and row; its rows are overwritten."""
+        slots = self.slots(rid)
+        self.cells.release(rid, slots)
+        self.allocator.free(slots.ids)
+        self.table.free(self.rows.pop(rid))
+
+    def held(self, rid: int) -> pd.DataFrame:
+        """One row a position of the request: what its owner holds there, and a verdict."""
+        slots = self.slots(rid)
+        parts = []
+        for pool in self.cells.pools:
+            rows = pool.resolve(slots)
+            held = named(pool.buffer[0][rows.ids], pool.rank)
+            held.insert(1, "row", rows.ids.tolist())
+            held.insert(1, "position", rows.source.tolist())
+            parts.append(held)
+        table = pd.concat(parts).sort_values("position").reset_index(drop=True)
+        right = (table["holds_request"] == rid) & (table["holds_position"] == table["position"])
+        table["verdict"] = "another token"
+        table.loc[table["holds_request"] < 0, "verdict"] = "not restored"
+        table.loc[right, "verdict"] = "right"
+        return table
+
+    def damaged(self, victim: int) -> pd.DataFrame:
+        """The positions of all other requests that no longer hold what was written."""
+        others = [self.held(rid).assign(request=rid) for rid in self.rows if rid != victim]
+        table = pd.concat(others, ignore_index=True)
+        table = table[table["verdict"] != "right"].reset_index(drop=True)
+        return table[["request", *table.columns.drop("request")]]
+
+
+class CopyError(Exception):
+    """A copy failed on ``rank`` with the text of torch."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.text, self.rank = text, rank
+
+
+class AfterFix:
+    """The pools' own copies: localized on both sides."""
+
+    def __init__(self, cells: FingerprintCells, rid: int, slots: WidenedSlots) -> None:
+        self.cells, self.rid = cells, rid
+        self.copies = cells.back_up(rid, slots)
+
+    def saved(self) -> list[Tensor]:
+        """The rows of layer 0 that each rank saved."""
+        return [copy.kv[0].clone() for copy in self.copies]
+
+    def restore(self, slots: WidenedSlots) -> None:
+        """Write them into new slots."""
+        self.cells.restore(self.rid, self.copies, slots)
+
+    def reads_back(self, slots: WidenedSlots) -> bool | None:
+        """None: nothing is read raw."""
+        return None
+
+
+class BeforeFix:
+    """Widened ids as rows, on both sides. Errors: CopyError where one is past the buffer."""
+
+    def __init__(self, cells: FingerprintCells, rid: int, slots: WidenedSlots) -> None:
+        self.cells = cells
+        self.copies: list[list[list[Tensor]]] = []
+        for pool in cells.pools:
+            try:
+                self.copies.append(copy_out(pool.buffer, slots.ids))
+            except IndexError as error:
+                raise CopyError(str(error), pool.rank) from error
+
+    def saved(self) -> list[Tensor]:
+        """The rows of layer 0 that each rank saved."""
+        return [torch.cat(layers[0]) for layers in self.copies]
+
+    def restore(self, slots: WidenedSlots) -> None:
+        """Write them into new slots."""
+        for pool, copy in zip(self.cells.pools, self.copies, strict=True):
+            copy_in(pool.buffer, copy, slots.ids)
+
+    def reads_back(self, slots: WidenedSlots) -> bool | None:
+        """Whether a check that reads the same raw rows again is satisfied."""
+        again = [copy_out(pool.buffer, slots.ids) for pool in self.cells.pools]
+        return all(
+            torch.equal(torch.cat(mine), torch.cat(theirs))
+            for old, new in zip(self.copies, again, strict=True)
+            for mine, theirs in zip(old, new, strict=True)
+        )
+
+
+def named(rows: Tensor, rank: int) -> pd.DataFrame:
+    """Request and position that each fingerprint row names; -1 for a row that holds none."""
+    marks = rows.cpu()
+    live = (marks[:, 0] == marks[:, 3]) & (marks[:, 0] > 0)
+    request = torch.where(live, marks[:, 0] - 1, -1.0).to(torch.int64)
+    position = torch.where(live, marks[:, 1] - 1, -1.0).to(torch.int64)
+    return pd.DataFrame(
+        {
+            "rank": rank,
+            "holds_request": request.numpy(),  # an array keeps its dtype when it is empty
+            "holds_position": position.numpy(),
+        }
+    )
 
 
 def page_census(layout: DcpLayout) -> pd.DataFrame:
@@ -39,6 +216,15 @@ def page_census(layout: DcpLayout) -> pd.DataFrame:
             "outcome": [raw_use_of_page(layout, p) for p in pages],
         }
     )
+
+
+def requests_at_low_use(dcp_size: int, pages: int) -> int:
+    """Requests of so many pages each that must run so that wrong rows hit running requests.
+
+    Raw use of page q reaches the rows of pages ``q*c .. q*c+c-1``; the victim's pages lie in
+    ``1 .. 2k`` before and after, so what is below ``(2k+1) * c`` is filled.
+    """
+    return -(-(2 * pages + 1) * dcp_size // pages) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +273,11 @@ class CrashStudy:
 
     @property
     def requests(self) -> int:
-        """Requests in the node: as many as fit, or few, but enough for wrong rows to be live.
-
-        Raw use of page q reaches the rows of pages ``q*c .. q*c+c-1``. With pages 1 .. 2k of the
-        victim (before and after) that is below ``(2k+1) * c``, so that much is filled.
-        """
+        """Requests in the node: as many as fit, or few, but enough for wrong rows to be live."""
         each = self.layout.pages_for(self.tokens)
         if self.regime == "full":
             return self.layout.num_pages // each
-        return -(-(2 * each + 1) * self.layout.dcp_size // each) + 1
+        return requests_at_low_use(self.layout.dcp_size, each)
 
     @property
     def tokens(self) -> int:
@@ -167,9 +349,8 @@ class CrashResult:
 
     def summary(self) -> dict[str, object]:
         """A flat row: what was tried, what happened."""
-        lay = self.study.layout
         return {
-            "dcp_size": lay.dcp_size,
+            "dcp_size": self.study.layout.dcp_size,
             "regime": self.study.regime,
             "code": self.study.code,
             "same_slots": self.study.same_slots,

@@ -15,11 +15,11 @@ the same time: a line goes out in one write, and the last line of a name wins.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvlab.errors import StudyError
+from kvlab.errors import KvlabError, StudyError
 
 FILE = "findings.jsonl"
 FOLDER_VARIABLE = "KVLAB_FIGURES"
@@ -140,3 +140,18 @@ def read_findings(folder: Path) -> tuple[Finding, ...]:
         latest.pop(finding.name, None)
         latest[finding.name] = finding
     return tuple(sorted(latest.values(), key=lambda finding: finding.notebook or ""))
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """The class and text of the error that ``call`` is refused with, for a reader to read.
+
+    Errors: StudyError when the call goes through: then there was nothing to show.
+    """
+    try:
+        result = call()
+    except KvlabError as error:
+        return f"{type(error).__name__}: {error}"
+    raise StudyError(
+        f"this call was to be refused and was not: it returned a {type(result).__name__}; show "
+        f"its result instead"
+    )

@@ -1,7 +1,8 @@
-"""Who owns which slot: the tables behind the owner pictures.
+"""Who owns which slot: the tables behind the owner pictures, and the facts of one slot.
 
 Worked example, c=2, P=2, pages [2]: positions 0..3 are slots 8..11, owned by ranks 0, 1, 0, 1, in
-rows 4, 4, 5, 5. Used raw, slot 8 on rank 0 would be row 8, where rank 0 keeps slot 16.
+rows 4, 4, 5, 5. Used raw, slot 8 on rank 0 would be row 8, where rank 0 keeps slot 16: no error,
+another token.
 """
 
 from collections.abc import Sequence
@@ -9,9 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from kvlab.errors import StudyError
-from kvlab.index import DcpLayout, get_dcp_lens, slots_of_blocks
+from kvlab.index import (
+    DcpLayout,
+    WidenedSlots,
+    get_dcp_lens,
+    localize,
+    localize_masked,
+    localize_strided,
+    slots_of_blocks,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,6 +158,36 @@ def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> "pd.Da
     return pd.concat(parts, ignore_index=True)
 
 
+def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> "pd.DataFrame":
+    """One row a rank: the rows that four ways of localizing a run from position 0 give it.
+
+    Args:
+        ids: int64 ``(n,)`` slots, one run or several joined.
+        chunk: ids of a chunk, for the way that cuts first.
+
+    Columns: ``rank``; lists of rows: ``mask`` (always right), ``localize``, ``stride`` (unchecked),
+    ``cut_first`` (unchecked stride in each chunk). The layout only has to hold the ids.
+    """
+    import pandas as pd
+
+    layout = DcpLayout(dcp_size, 1, int(ids.max()) // dcp_size + 1)
+    parts = [ids[at : at + chunk] for at in range(0, len(ids), chunk)]
+    return pd.DataFrame(
+        [
+            {
+                "rank": rank,
+                "mask": localize_masked(ids, layout.shard(rank)).tolist(),
+                "localize": localize(WidenedSlots(ids), layout, rank).ids.tolist(),
+                "stride": localize_strided(ids, layout.shard(rank), check=False).tolist(),
+                "cut_first": torch.cat(
+                    [localize_strided(part, layout.shard(rank), check=False) for part in parts]
+                ).tolist(),
+            }
+            for rank in range(dcp_size)
+        ]
+    )
+
+
 #: The ownership rules of other engines as the interleave that gives them, for page size P.
 ENGINE_RULES: dict[str, str] = {
     "SGLang; vLLM with interleave 1; tokenspeed; FlashInfer": "1",
@@ -171,3 +211,93 @@ def parse_sizes(text: str, name: str) -> tuple[int, ...]:
     if not sizes or min(sizes) < 1:
         raise StudyError(f"{name} must be at least 1 each: got {text!r}")
     return tuple(sizes)
+
+
+#: What a raw use of a slot's id, as a row number on its owner, would hit.
+RAW = ("right", "another token", "padding", "out of range")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """``position``: of the run, None for a slot outside it; ``raw``: of ``RAW``; ``raw_slot``: what
+    the row that is hit stores, None for padding and out of range."""
+
+    slot: int
+    page: int
+    owner: int
+    row: int
+    position: int | None
+    raw: str
+    raw_slot: int | None
+    raw_position: int | None
+    rows: int
+
+    def sentence(self) -> str:
+        """The facts in words."""
+        where = f"Slot {self.slot}: page {self.page}, rank {self.owner}, row {self.row}"
+        if self.page == 0:
+            where += ", padding, never handed out"
+        elif self.position is None:
+            where += ", not of this run"
+        else:
+            where += f", position {self.position}"
+        what = {
+            "right": "is right, slot and row are one number",
+            "padding": "hits the padding page, silently",
+            "out of range": f"is out of range, the buffer ends at row {self.rows - 1}",
+        }
+        hit = what.get(self.raw, f"silently hits the row of slot {self.raw_slot}")
+        if self.raw == "another token" and self.raw_position is not None:
+            hit += f", position {self.raw_position} of the same run"
+        return f"{where}. Used raw as row {self.slot} it {hit}."
+
+
+def slot_facts(study: OwnerStudy, slot: int) -> SlotFacts:
+    """The facts of ``slot`` in the pool of ``study``.
+
+    Errors: StudyError for a slot that the pool does not have.
+    """
+    lay = study.layout
+    if not 0 <= slot < lay.slot_end:
+        raise StudyError(
+            f"a slot of this pool lies in [0, {lay.slot_end}): got {slot}; pages 0 (padding) to "
+            f"{lay.num_pages} have {lay.widened_page_size} slots each"
+        )
+    owner, row = lay.owner(slot), lay.row(slot)
+    raw, hit = "out of range", None
+    if slot < lay.first_row:
+        raw = "padding"
+    elif slot < lay.row_end:
+        hit = lay.slot(owner, slot)
+        raw = "right" if hit == slot else "another token"
+    hit_position = None if hit is None else position_of(study, hit)
+    page, place = slot // lay.widened_page_size, position_of(study, slot)
+    return SlotFacts(slot, page, owner, row, place, raw, hit, hit_position, lay.row_end)
+
+
+def position_of(study: OwnerStudy, slot: int) -> int | None:
+    """The position of the run that lies in ``slot``, None where none does."""
+    page, offset = divmod(slot, study.layout.widened_page_size)
+    if page not in study.page_list:
+        return None
+    position = study.page_list.index(page) * study.layout.widened_page_size + offset
+    return position if study.start <= position < study.start + study.length else None
+
+
+def describe(study: OwnerStudy) -> str:
+    """The numbers of a study in words: slots, positions by rank, rows, raw use."""
+    table = study.table()
+    ranges = table.groupby("page", sort=False)["slot"].agg(["min", "max"])
+    slots = [f"{low}" if low == high else f"{low}..{high}" for low, high in ranges.to_numpy()]
+    held = ", ".join(map(str, study.lens()["positions"]))
+    words = {
+        "right": "hit the right row",
+        "another slot": "hit another slot's row",
+        "out of range": "lie past the buffer",
+    }
+    hits = [f"{n} would {words[str(raw)]}" for raw, n in table["raw"].value_counts().items()]
+    return (
+        f"{study.length} positions from {study.start} on are slots {', '.join(slots[:6])}"
+        f"{', ...' if len(slots) > 6 else ''}. Ranks 0..{study.layout.dcp_size - 1} hold {held} of "
+        f"them. Used as row numbers, {', '.join(hits)}."
+    )

@@ -1,5 +1,8 @@
 """From the events of a run to intervals: who waited, ran, or sat on the host, and when.
 
+``node_walk`` is a small run to look at: six requests by the rules of the decode node, in a pool
+that is bounded by the rows of one rank, so more ranks hold more tokens.
+
 A recorded run is a list of events; a picture of it needs spans. A step's arrivals, resumptions,
 admissions and retractions come before its forward, finishes after it, so in half-open spans of
 steps a request that is admitted at step 3 and finishes in the forward of step 5 runs in [3, 6).
@@ -10,11 +13,15 @@ others: it runs in [0, 3) and ends with 9 KV tokens.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from kvlab.engine import Event
+from kvlab.engine import CountingNode, Event, NodeConfig, RunResult
+from kvlab.engine.workload import Request
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 
@@ -126,3 +133,79 @@ def retracted_runs(table: pd.DataFrame, layout: DcpLayout) -> pd.DataFrame:
             "past_widened_page": positions % layout.widened_page_size,
         }
     )
+
+
+PAGE_SIZE, RESERVE = 4, 8
+PROMPTS, OUTPUTS = (12, 20, 16, 12, 24, 16), (72, 60, 96, 84, 48, 64)
+Restore = Literal["backup", "recompute"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeWalk:
+    """``stays``: as ``intervals``; ``fill``: as ``pool_fill``; ``events`` in order; ``steps``."""
+
+    layout: DcpLayout
+    stays: pd.DataFrame
+    fill: pd.DataFrame
+    result: RunResult
+
+    @property
+    def steps(self) -> int:
+        """Steps of the run."""
+        return len(self.fill)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """What happened, in order."""
+        return self.result.events
+
+    def at(self, step: int) -> dict[str, object]:
+        """The numbers of one step, after its forward: rids by state, tokens, pages, events.
+
+        Errors: StudyError for a step that the run has not.
+        """
+        if not 0 <= step < self.steps:
+            raise StudyError(f"a step of this run lies in [0, {self.steps}): got {step}")
+        now = self.stays[(self.stays["begin"] <= step) & (step < self.stays["end"])]
+        rids = {
+            state: now.loc[now["state"] == state, "rid"].tolist()
+            for state in ("running", "retracted", "waiting")
+        }
+        row = self.fill.iloc[step]
+        happened = [(e.kind, e.rid) for e in self.events if e.step == step]
+        return {
+            **rids,
+            **{"tokens": int(row["tokens"]), "pages": int(row["pages"])},
+            **{"held_tokens": int(row["held_tokens"]), "events": happened},
+        }
+
+
+def requests() -> list[Request]:
+    """The six requests, all there from the start."""
+    return [
+        Request(rid, 0.0, prompt_tokens=prompt, output_tokens=output)
+        for rid, (prompt, output) in enumerate(zip(PROMPTS, OUTPUTS, strict=True))
+    ]
+
+
+@lru_cache(maxsize=128)
+def node_walk(dcp_size: int, capacity: int, restore: Restore = "backup") -> NodeWalk:
+    """The run of a node with ``capacity`` rows a rank.
+
+    Errors: StudyError for rows that are no whole pages, or an unknown way back.
+    """
+    if capacity < PAGE_SIZE or capacity % PAGE_SIZE or restore not in ("backup", "recompute"):
+        raise StudyError(
+            f"a node has whole pages of {PAGE_SIZE} rows, at least one, and restores by backup or "
+            f"recompute: got capacity={capacity}, restore={restore!r}"
+        )
+    layout = DcpLayout(dcp_size, PAGE_SIZE, capacity // PAGE_SIZE)
+    config = NodeConfig(
+        layout,
+        restore=restore,
+        admission="reserved" if restore == "backup" else "new_token_ratio",
+        reserved_decode_tokens=RESERVE,
+    )
+    result = CountingNode(config).run(requests(), record=True)
+    stays = intervals(result.events)
+    return NodeWalk(layout, stays, pool_fill(stays, layout), result)

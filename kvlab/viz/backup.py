@@ -108,7 +108,7 @@ def backup_steps_figure(
 ) -> Figure:
     """One panel a step, one line a rank.
 
-    ``cells``: of ``BackupTrace``; pools of more than some 30 rows a rank leave no room for the
+    ``cells``: of ``BackupWalk.table``; pools of more than some 30 rows a rank leave no room for the
     numbers.
     """
     on_host = cells.loc[cells["place"] == "host", "row"]

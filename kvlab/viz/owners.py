@@ -25,8 +25,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, parse_sizes, rule_interleave
-from kvlab.lab.slot_facts import describe, position_of, slot_facts
+from kvlab.lab.owners import (
+    ENGINE_RULES,
+    OwnerStudy,
+    describe,
+    parse_sizes,
+    position_of,
+    rule_interleave,
+    slot_facts,
+)
 from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, font_size, rank_role
 from kvlab.viz.panel import Drawing, Panel, Spot, twin

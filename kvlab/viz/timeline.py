@@ -16,8 +16,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.errors import StudyError
-from kvlab.lab.node_walk import NodeWalk, Restore, node_walk
 from kvlab.lab.origin import Origin
+from kvlab.lab.timeline import NodeWalk, Restore, node_walk
 from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, Box, Canvas, Key
 from kvlab.viz.panel import Drawing, Panel, Spot, twin

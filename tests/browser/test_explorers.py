@@ -16,9 +16,8 @@ from kvlab.index import DcpLayout
 from kvlab.lab.backup_walk import STEPS, backup_walk
 from kvlab.lab.drift import read_token_drift
 from kvlab.lab.merge_case import MergeCase
-from kvlab.lab.node_walk import node_walk
-from kvlab.lab.owners import OwnerStudy
-from kvlab.lab.slot_facts import describe, slot_facts
+from kvlab.lab.owners import OwnerStudy, describe, slot_facts
+from kvlab.lab.timeline import node_walk
 from kvlab.viz import widgets as explorers
 from kvlab.viz.owners import NUM_PAGES, draw_owner
 from kvlab.viz.panel import Panel

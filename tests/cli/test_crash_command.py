@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from kvlab.index import DcpLayout
-from kvlab.lab import crash_child, crash_record
+from kvlab.lab import crash_cuda
 from kvlab.lab.crash import CrashStudy, page_census
-from kvlab.lab.crash_child import ChildResult
-from kvlab.lab.crash_record import read_record
+from kvlab.lab.crash_cuda import ChildResult, read_record
 from tests.cli.conftest import Run
 
 SMALL = ["crash", "--dcp-size", 2, "--page-size", 2]
@@ -171,7 +170,7 @@ def test_on_cuda_the_copy_that_fails_runs_in_a_child(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
-    monkeypatch.setattr(crash_child, "crash_in_child", child)
+    monkeypatch.setattr(crash_cuda, "crash_in_child", child)
     words = [*SMALL, "--num-pages", 9, "--device", "cuda", "--regime", "full", "--code", "before"]
     (only,) = document(run, *words)["runs"]
     assert only == {
@@ -188,7 +187,7 @@ def test_on_cuda_the_copy_that_fails_runs_in_a_child(
 
 
 OUTPUT = ("/{}/me/Index.cu:1: Assertion `x` failed.".format("home"), "CUDA error: device-side")
-DIED = ChildResult("cuda", 1, OUTPUT[0], OUTPUT, OUTPUT)
+DIED = ChildResult("cuda", 1, OUTPUT[0], OUTPUT)
 
 
 @pytest.fixture
@@ -197,8 +196,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A made-up GPU")
-    monkeypatch.setattr(crash_record, "driver", lambda: "123.45")
-    monkeypatch.setattr(crash_child, "crash_in_child", lambda *_: DIED)
+    monkeypatch.setattr(crash_cuda, "driver", lambda: "123.45")
+    monkeypatch.setattr(crash_cuda, "crash_in_child", lambda *_: DIED)
 
 
 RECORDED = ["--device", "cuda", "--regime", "full", "--code", "before"]

@@ -64,7 +64,7 @@ def test_records_and_csv_hold_plain_values_and_nothing_for_what_is_missing(tmp_p
         {"name": "a", "n": 1234, "x": 0.5, "ok": True},
         {"name": "long", "n": 5, "x": None, "ok": False},
     ]
-    hard = FRAME.assign(text=['a "b", c\n', "é"], small=[1e-300, 0.1], whole=[1.0, None])
+    hard = FRAME.assign(text=['a "b", c\n', "é"], small=[1e-300, 0.1], whole=[1.0, float("nan")])
     write_csv(columns_of(hard), tmp_path / "hard.csv")
     pandas_writes = hard.to_csv(index=False, lineterminator="\n").encode()
     assert (tmp_path / "hard.csv").read_bytes() == pandas_writes

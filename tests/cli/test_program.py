@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import kvlab
-from kvlab.cli import crash, doctor, drift, owners, report, retraction
+from kvlab.cli import crash, doctor, drift, output, owners, report, retraction
 from kvlab.errors import KvlabError
 from kvlab.lab.drift import NAMES, DriftStudy
 from kvlab.lab.retraction import RetractionStudy
@@ -65,7 +65,7 @@ def test_the_defaults_and_names_in_the_help_are_those_of_the_studies() -> None:
         if name in study and value.default is not None:
             assert value.default == study[name], name
     assert (study["concurrency"], study["model"]) == (retraction.CONCURRENCY, retraction.MODEL)
-    assert retraction.output.sizes(retraction.SIZES) == study["dcp_sizes"]
+    assert output.sizes(retraction.SIZES) == study["dcp_sizes"]
     told = set(re.findall(r"[a-z_:]+", drift.EPILOG.partition("examples")[0]))
     assert told - {"conditions:"} == set(NAMES)
     assert DriftStudy.__dataclass_fields__["dcp_sizes"].default == drift.SIZES

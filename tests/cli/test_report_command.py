@@ -38,7 +38,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Built]:
     seen: list[Built] = []
 
     def build(*asked: Any) -> Built:
-        seen.append(Built(*asked, {"figures": FIGURES}))
+        seen.append(Built._make((*asked, {"figures": FIGURES})))
         return seen[-1]
 
     monkeypatch.setattr(kvlab.report, "build_report", build)

@@ -13,7 +13,7 @@ from kvlab.engine.result import ABORT_HOST_FULL
 from kvlab.engine.workload import Request, default_workload, load_trace
 from kvlab.errors import PoolError, StudyError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.lab import before_fix
+from kvlab.lab import crash
 from kvlab.memory import KvBackup
 from tests.engine.reference_node import reference
 from tests.engine.test_counting import nodes, workloads
@@ -70,13 +70,13 @@ class RawRestore(FingerprintCells):
     """Cells with the defect: backup and restore use widened ids as rows."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        copies = [before_fix.copy_out(pool.buffer, slots.ids) for pool in self.pools]
+        copies = [crash.copy_out(pool.buffer, slots.ids) for pool in self.pools]
         self.saved = {**getattr(self, "saved", {}), rid: copies}
         return []
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
         for pool, copy in zip(self.pools, self.saved[rid], strict=True):
-            before_fix.copy_in(pool.buffer, copy, slots.ids)
+            crash.copy_in(pool.buffer, copy, slots.ids)
 
 
 def test_the_defect_ends_in_an_index_error_when_the_pool_is_full() -> None:

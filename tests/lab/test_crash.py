@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, raw_use_census
-from kvlab.lab.crash import Code, CrashResult, CrashStudy, Regime, page_census
-from kvlab.lab.crash_node import CrashNode
+from kvlab.lab.crash import Code, CrashNode, CrashResult, CrashStudy, Regime, page_census
 from tests.lab.node_by_hand import HandNode, Mark
 from tests.lab.support import lines
 

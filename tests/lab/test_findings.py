@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.errors import StudyError
-from kvlab.lab.findings import Number, output_folder, read_findings, record
+from kvlab.errors import IndexSpaceError, StudyError
+from kvlab.lab.findings import Number, output_folder, read_findings, record, refusal
 
 
 @pytest.fixture
@@ -82,3 +82,12 @@ def test_output_goes_to_the_project_around_the_working_directory(
     assert output_folder() == tmp_path / "notebooks" / "build" / "figures"
     (tmp_path / "pyproject.toml").touch()
     assert output_folder() == tmp_path / "build" / "figures"
+
+
+def test_a_refusal_is_told_with_its_class_and_a_call_that_goes_through_has_none() -> None:
+    def call() -> None:
+        raise IndexSpaceError("a slot is not a row")
+
+    assert refusal(call) == "IndexSpaceError: a slot is not a row"
+    with pytest.raises(StudyError, match="was to be refused and was not: it returned a int"):
+        refusal(lambda: 3)

@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from kvlab.lab.owners import (
     ENGINE_RULES,
     OwnerStudy,
     buffer_map,
+    localize_ways,
     parse_sizes,
     rule_interleave,
 )
@@ -162,3 +164,19 @@ def test_sizes_of_a_command_line_are_whole_numbers_joined_by_commas() -> None:
         parse_sizes("1,,2", "dcp sizes")
     with pytest.raises(StudyError, match=r"dcp sizes must be at least 1 each: got '2,0'"):
         parse_sizes("2,0", "dcp sizes")
+
+
+def test_cutting_first_gives_wrong_rows_when_a_chunk_is_no_whole_turn() -> None:
+    ways = localize_ways(torch.arange(4, 16), 4, chunk=3)
+    assert ways["mask"].tolist() == [[1, 2, 3]] * 4
+    assert ways["cut_first"].tolist() == [[1, 1, 2, 3], [1, 2, 2, 3], [1, 2, 3, 3], []]
+    whole = localize_ways(torch.arange(4, 16), 4, chunk=8)
+    for way in ("localize", "stride", "cut_first"):  # whole turns cut nothing apart
+        assert whole[way].tolist() == whole["mask"].tolist()
+
+
+def test_two_ragged_runs_joined_are_right_by_mask_and_localize_only() -> None:
+    ways = localize_ways(torch.tensor([8, 9, 10, 11, 12, 16, 17, 18, 19, 20]), 4, chunk=4)
+    assert ways["mask"].tolist() == [[2, 3, 4, 5], [2, 4], [2, 4], [2, 4]]
+    assert ways["localize"].tolist() == ways["mask"].tolist()
+    assert ways["stride"].tolist() == [[2, 3, 4], [2, 4, 5], [2, 4], [2, 4]]

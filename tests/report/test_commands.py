@@ -12,7 +12,7 @@ from tests.cli.conftest import parse
 
 ROOT = Path(__file__).parents[2]
 # Runs in a child of the crash, with options that nobody types.
-NOT_FOR_PEOPLE = {"kvlab.lab.crash_child"}
+NOT_FOR_PEOPLE = {"kvlab.lab.crash_cuda"}
 
 
 def test_an_option_is_shown_as_it_is_typed_with_its_default() -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from kvlab.engine import CountingNode, NodeConfig
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
-from kvlab.lab.backup_steps import BackupSteps, BackupTrace
+from kvlab.lab.backup_walk import BackupWalk, walk_layout
 from kvlab.lab.bench.cost import copy_points, localize_points, read_costs, share_points
 from kvlab.lab.crash import CrashResult, CrashStudy, page_census
 from kvlab.lab.drift import DEFECTS
@@ -87,9 +87,9 @@ def census() -> pd.DataFrame:
 
 
 @cache
-def backed_up() -> BackupTrace:
+def backed_up() -> BackupWalk:
     """A right backup."""
-    return BackupSteps(STEPS_LAYOUT, 20).run()
+    return walk_layout(STEPS_LAYOUT, 19)
 
 
 @cache
@@ -128,7 +128,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
     "victim": lambda: crash.victim_rows_figure(crashed().restored.assign(case="before"), ORIGIN),
     "damage": lambda: crash.damage_figure(hurt(), crashed().victim, STUDY.tokens, ORIGIN),
     "steps": lambda: backup_steps_figure(
-        backed_up().cells, backed_up().victim, STEPS_LAYOUT, ORIGIN
+        backed_up().table(), backed_up().victim, STEPS_LAYOUT, ORIGIN
     ),
     "timeline": lambda: timeline_figure(*node_run(), ORIGIN),
     "dcp": lambda: retraction.retractions_by_dcp_figure(SWEEP, ORIGIN),

@@ -21,7 +21,7 @@ from kvlab.errors import KvlabError, StudyError
 from kvlab.lab.backup_walk import STEPS, backup_walk
 from kvlab.lab.drift import MARGIN, read_study, read_token_drift
 from kvlab.lab.merge_case import REPORTED, MergeCase
-from kvlab.lab.node_walk import RESERVE, node_walk, requests
+from kvlab.lab.timeline import RESERVE, node_walk, requests
 from kvlab.memory.published import data_path
 from kvlab.viz import widgets
 from kvlab.viz.panel import Panel

@@ -140,7 +140,7 @@ def test_each_hurt_request_has_a_bar_as_long_as_its_wrong_positions() -> None:
 def test_the_steps_name_every_position_that_a_row_or_a_host_copy_holds() -> None:
     with cells() as drawn:
         FIGURES["steps"]()
-    table = backed_up().cells
+    table = backed_up().table()
     assert len(drawn) == len(table)
     held = [int(text) for _, _, text in drawn if text]
     assert sorted(held) == sorted(table.loc[table["request"] >= 0, "position"])

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from kvlab.errors import KvlabError, StudyError
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy
-from kvlab.lab.slot_facts import describe, slot_facts
+from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, describe, slot_facts
 from kvlab.viz.canvas import Box, font_size, ink_on
 from kvlab.viz.owners import (
     BY_HAND,

@@ -16,7 +16,7 @@ from kvlab.attn import Partial, merge_partials
 from kvlab.engine.model import ModelCells
 from kvlab.errors import PoolError
 from kvlab.index import WidenedSlots
-from kvlab.lab import before_fix
+from kvlab.lab import crash
 from kvlab.memory import KvBackup, MLATokenToKVPool
 
 State = tuple[Tensor, Tensor]
@@ -84,7 +84,7 @@ class _Displaced(Verified):
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
         made = super().back_up(rid, slots)
         ranks = self.sharded.pools.ranks
-        self.kept[rid] = [before_fix.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
+        self.kept[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
         return made
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
@@ -92,7 +92,7 @@ class _Displaced(Verified):
         super().restore(rid, backups, slots)
         self.put_rows(slots, held)
         for pool, copies in zip(self.sharded.pools.ranks, self.kept.pop(rid), strict=True):
-            before_fix.copy_in(pool.buffer, copies, self._ids(pool, slots))
+            crash.copy_in(pool.buffer, copies, self._ids(pool, slots))
 
 
 class WidenedAsRows(_Displaced):

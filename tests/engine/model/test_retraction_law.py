@@ -19,7 +19,7 @@ from kvlab.engine.model import Greedy, ModelCells, Sampler, Seeded, ShardedModel
 from kvlab.engine.workload import Request
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.lab import before_fix
+from kvlab.lab import crash
 from kvlab.memory import KvBackup
 from tests.engine.model.tiny import model, prompt
 
@@ -192,7 +192,7 @@ class RawRows(ModelCells):
     """The defect of upstream issue 38645, every id in range: widened ids are used as rows."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        copies = [before_fix.copy_out(p.buffer, slots.ids) for p in self.sharded.pools.ranks]
+        copies = [crash.copy_out(p.buffer, slots.ids) for p in self.sharded.pools.ranks]
         self.saved = {**getattr(self, "saved", {}), rid: copies}
         return super().back_up(rid, slots)
 
@@ -200,7 +200,7 @@ class RawRows(ModelCells):
         super().restore(rid, backups, slots)
         self.sharded.pools.fill(slots, 0.0)
         for pool, copy in zip(self.sharded.pools.ranks, self.saved[rid], strict=True):
-            before_fix.copy_in(pool.buffer, copy, slots.ids)
+            crash.copy_in(pool.buffer, copy, slots.ids)
 
 
 def in_range(dcp_size: int) -> NodeConfig:
