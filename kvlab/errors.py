@@ -1,10 +1,7 @@
 """The errors of kvlab: one class a subject, one base class to catch them all.
 
-Each error text is a sentence with four facts: the rule, the value, where it stands, and the
-bound; then what to do instead. Errors are raised where a caller's value enters the package.
-
-    >>> issubclass(IndexSpaceError, KvlabError) and issubclass(KvlabError, ValueError)
-    True
+A text is a sentence with four facts: the rule, the value, where it stands, and the bound; then what
+to do instead. Errors are raised where a caller's value enters the package.
 """
 
 
@@ -21,7 +18,7 @@ class LayoutError(KvlabError):
 
 
 class RankMismatchError(KvlabError):
-    """Rows, a pool, or a context belong to different ranks."""
+    """Rows, a pool, or a plan belong to different ranks."""
 
 
 class PoolError(KvlabError):

@@ -40,6 +40,13 @@ def whole_file(place: Path) -> Iterator[Path]:
         os.close(handle)
 
 
+def shipped(folder: str) -> Path:
+    """Where the project's ``folder`` is, "data" or "docs": an installed kvlab has it inside."""
+    package = Path(__file__).resolve().parent
+    inside = package / f"_{folder}"
+    return inside if inside.is_dir() else package.parent / folder
+
+
 def clear_leftovers(folder: Path) -> None:
     """Remove the parts in ``folder`` whose writers are gone."""
     for part in folder.glob(f"{PREFIX}*"):

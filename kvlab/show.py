@@ -144,6 +144,12 @@ def length(ids: Tensor) -> str:
     return f"{count:,}" if isinstance(count, int) else str(count)
 
 
+def place(tensor: Tensor) -> str:
+    """Where a tensor lies, its type, and whether ``elements`` reads it."""
+    read = "" if elements(tensor) is not None else ", not read"
+    return f"{tensor.device}, {str(tensor.dtype).removeprefix('torch.')}{read}"
+
+
 def span(begin: int, end: int) -> str:
     """The whole numbers from ``begin`` to ``end - 1``, in words.
 

@@ -30,13 +30,7 @@ class Partial:
 
     def __post_init__(self) -> None:
         for name, given in (("out", self.out), ("lse", self.lse)):
-            found: object = given
-            if not isinstance(found, Tensor) or not found.is_floating_point():
-                kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
-                raise IndexSpaceError(
-                    f"{name} must be a tensor of floats, got {kind}; attention outputs and their "
-                    f"lse are neither ids nor counts"
-                )
+            require_floats(name, given)
         if self.out.dim() == 0 or self.out.shape[:-1] != self.lse.shape:
             raise IndexSpaceError(
                 f"lse must have the shape of out without its last axis: got out "
@@ -65,12 +59,6 @@ class Partial:
     @classmethod
     def empty(cls, like: Tensor) -> "Partial":
         """The neutral element: a rank without keys. ``like`` gives the shape of ``out``."""
-        found: object = like
-        if not isinstance(found, Tensor) or not found.is_floating_point() or not found.dim():
-            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
-            raise IndexSpaceError(
-                f"like must be a tensor of floats with a last axis, as out is: got {kind}"
-            )
         return cls(torch.zeros_like(like), like.new_full(like.shape[:-1], -math.inf))
 
 
@@ -79,7 +67,7 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
 
     ``lse`` comes back in the type of the computation, never narrower.
     All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
-    rounding. Errors: IndexSpaceError for no partials, unequal shapes, or ``out`` of unequal types.
+    rounding. Errors: IndexSpaceError for no partials, or unequal shapes or types of ``out``.
     """
     return merge_stacked(*stack_partials(partials))
 
@@ -89,28 +77,14 @@ def stack_partials(partials: Sequence[Partial]) -> tuple[Tensor, Tensor]:
 
     ``lse`` in the type of the computation. Errors: as ``merge_partials``.
     """
-    found: object = partials
-    if not isinstance(found, Sequence) or not all(isinstance(p, Partial) for p in found):
-        kinds = [type(p).__name__ for p in found] if isinstance(found, Sequence) else found
+    kinds = {(tuple(p.out.shape), str(p.out.dtype)) for p in partials}
+    if len(kinds) != 1:
         raise IndexSpaceError(
-            f"merge_partials takes a list of Partial, one a rank: got "
-            f"{kinds if isinstance(kinds, list) else type(kinds).__name__}; merge_stacked takes "
-            f"tensors"
+            f"a merge takes one partial a rank, all of one shape and dtype of out (or the result "
+            f"would depend on their order): got {len(partials)} partials of {sorted(kinds)}"
         )
-    if not partials:
-        raise IndexSpaceError("merge_partials needs at least one partial: got an empty sequence")
-    shapes = {tuple(p.out.shape) for p in partials}
-    if len(shapes) > 1:
-        raise IndexSpaceError(f"partials must have one shape: got {sorted(shapes)}")
-    kind = partials[0].out.dtype
-    if any(p.out.dtype != kind for p in partials):
-        raise IndexSpaceError(
-            f"partials must have one dtype of out, or the result would depend on their order: got "
-            f"{[str(p.out.dtype) for p in partials]}; cast them first"
-        )
-    wide = torch.float64 if kind == torch.float64 else torch.float32
-    lse = torch.stack([p.lse.to(wide) for p in partials])
-    return torch.stack([p.out for p in partials]), lse
+    wide = _wide(partials[0].out)
+    return torch.stack([p.out for p in partials]), torch.stack([p.lse.to(wide) for p in partials])
 
 
 def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
@@ -119,7 +93,7 @@ def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
 
     Errors: as ``Partial``, and IndexSpaceError for no rank."""
     require_stacked(out, lse)
-    wide = torch.float64 if out.dtype == torch.float64 else torch.float32
+    wide = _wide(out)
     lse = lse.to(wide)
     empty = lse == -math.inf
     top = lse.amax(dim=0)
@@ -127,9 +101,8 @@ def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
     weight = torch.exp(lse - top.clamp_min(torch.finfo(wide).min))
     sure = weight.sum(dim=0).clamp_min(1.0)
     # Selected before the product, so that garbage reaches neither the value nor a gradient.
-    merged = ((weight / sure)[..., None] * out.to(wide).masked_fill(empty[..., None], 0.0)).sum(
-        dim=0
-    )
+    kept = out.to(wide).masked_fill(empty[..., None], 0.0)
+    merged = ((weight / sure)[..., None] * kept).sum(dim=0)
     return Partial(
         merged.to(out.dtype), torch.where(empty.all(dim=0), -math.inf, top + torch.log(sure))
     )
@@ -142,3 +115,16 @@ def require_stacked(out: Tensor, lse: Tensor) -> None:
         raise IndexSpaceError(
             f"stacked partials are (ranks, ..., d) of at least one rank: got {tuple(out.shape)}"
         )
+
+
+def require_floats(name: str, given: object) -> None:
+    """Raise IndexSpaceError unless ``given`` is a tensor of floats."""
+    if not isinstance(given, Tensor) or not given.is_floating_point():
+        kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        raise IndexSpaceError(
+            f"{name} must be a tensor of floats, got {kind}; attention takes neither ids nor counts"
+        )
+
+
+def _wide(out: Tensor) -> torch.dtype:
+    return torch.float64 if out.dtype == torch.float64 else torch.float32

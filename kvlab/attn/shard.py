@@ -12,7 +12,7 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
-from kvlab.attn.partial import Partial
+from kvlab.attn.partial import Partial, require_floats
 from kvlab.errors import IndexSpaceError
 
 
@@ -55,10 +55,7 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: f
 def _require_shapes(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[int, ...]:
     """The axes before the last two of q, k and v together."""
     for name, given in (("q", q), ("k", k), ("v", v)):
-        found: object = given
-        if not isinstance(found, Tensor) or not found.is_floating_point():
-            kind = found.dtype if isinstance(found, Tensor) else type(found).__name__
-            raise IndexSpaceError(f"{name} must be a tensor of floats: got {kind}; pass rows")
+        require_floats(name, given)
     many = None
     if min(q.dim(), k.dim(), v.dim()) >= 2:
         many = _together(q.shape[:-2], k.shape[:-2], v.shape[:-2])

@@ -42,10 +42,7 @@ LEAST_PYTHON = (3, 11)
 LIBRARIES = {
     "core": ("torch", "numpy", "pandas", "joblib", "typer", "rich"),
     "models": ("transformers", "safetensors"),
-    "report": (
-        *("nbclient", "nbconvert", "nbformat", "jupyter_client", "pygments", "jinja2"),
-        *("sphinx", "myst-nb", "furo"),
-    ),
+    "report": ("nbclient", "nbformat", "jupyter_client", "sphinx", "myst-nb", "furo"),
     "figures": ("matplotlib", "pillow"),
     "jupyterlab": ("jupyterlab", "ipywidgets"),
 }

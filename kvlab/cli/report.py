@@ -51,8 +51,7 @@ def run(
         {},
         {"--out": out},
     )
-    from kvlab.report import NotebookFailed, build_report
-    from kvlab.report.kernel import unused_trace
+    from kvlab.report import NotebookFailed, build_report, unused_trace
 
     if trace is None and (note := unused_trace()) is not None:
         output.note(note)

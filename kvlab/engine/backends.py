@@ -16,13 +16,13 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
     HostArena,
+    HostTransfer,
     KvBackup,
-    Lane,
     MLATokenToKVPool,
     back_up_ranks,
+    default_transfer,
     restore_ranks,
 )
-from kvlab.memory.lanes import default_lane
 
 # A fingerprint is stored in float32, where integers are exact below this.
 _EXACT = 2**24
@@ -66,7 +66,8 @@ class FingerprintCells:
         layout: the two index spaces.
         layers: layers of the pools (each carries its own number in the fingerprint).
         host_bytes: host memory for the backups of each rank; None means no bound.
-        lane: makes the lane of each rank's copies; None: the device's usual one, for all ranks.
+        transfer: makes what copies each rank's rows from and to the host; None: the device's usual
+            one, for all ranks.
         wait: whether a backup has ended when ``back_up`` returns.
 
     Errors: PoolError from ``check`` with the first wrong row: rank, row, found, expected.
@@ -79,12 +80,12 @@ class FingerprintCells:
         layers: int = 1,
         device: str | torch.device = "cpu",
         host_bytes: int | None = None,
-        lane: Callable[[], Lane] | None = None,
+        transfer: Callable[[], HostTransfer] | None = None,
         wait: bool = True,
     ) -> None:
         self.layout, self.wait = layout, wait
         pinned = torch.device(device).type == "cuda"
-        shared = default_lane(torch.device(device))
+        shared = default_transfer(torch.device(device))
         self.pools = [
             MLATokenToKVPool(
                 layout,
@@ -95,7 +96,7 @@ class FingerprintCells:
                 dtype=torch.float32,
                 device=device,
                 host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
-                lane=shared if lane is None else lane(),
+                transfer=shared if transfer is None else transfer(),
             )
             for rank in range(layout.dcp_size)
         ]

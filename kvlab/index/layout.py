@@ -31,10 +31,9 @@ Ids = TypeVar("Ids", int, Tensor)
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
-    """Return ``value`` as an int of at least ``low``, or raise LayoutError naming the rule.
+    """Return ``value``, a size of at least ``low``, or raise LayoutError naming the rule.
 
-    Only Python's int, not NumPy's: a product of sizes must not wrap. At most ``2**63 - 1``, since
-    sizes meet ids in int64 tensors.
+    Only Python's int, not NumPy's: a product of sizes must not wrap. Sizes meet ids in int64.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise LayoutError(
@@ -134,9 +133,7 @@ class Shard:
 
     def elements(self, n: int, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
         """The elements of a run of n positions from ``start`` that are this rank's: int64 ``(m,)``,
-        ascending. From the positions alone, so no device is waited for.
-
-        Worked example, c=2, I=2, positions 3 .. 7: rank 1 holds 3, 6, 7, elements [0, 3, 4].
+        ascending. c=2, I=2, positions 3 .. 7: rank 1 holds 3, 6, 7, elements [0, 3, 4].
         """
         phase = start % self.turn  # only the phase matters, and it keeps the numbers small
         skipped, end = self.held(phase), self.held(phase + n)
@@ -148,7 +145,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class DcpLayout:
-    """Geometry of the two index spaces. Units: slots above, rows below, both one token each.
+    """Geometry of the two index spaces. Slots above, rows below, both hold one token each.
 
     Args:
         dcp_size: ranks that share one request's KV (symbol c).
@@ -218,15 +215,6 @@ class DcpLayout:
         """Tokens that all ranks together can hold (padding page not counted)."""
         return self.num_pages * self.widened_page_size
 
-    def bytes_per_rank(self, row_bytes: int, layers: int = 1) -> int:
-        """Bytes of one rank's buffers: every row of every layer, padding page included.
-
-        Errors: LayoutError for a row of no bytes or a model of no layers.
-        """
-        require_int("row_bytes", row_bytes, 1, "bytes of one row of one layer")
-        require_int("layers", layers, 1, "layers that keep such a row")
-        return self.rows_per_rank * row_bytes * layers
-
     def shard(self, rank: int) -> Shard:
         """What ``rank`` holds of both spaces. Errors: LayoutError for a rank outside."""
         return Shard(self.dcp_size, rank, self.interleave)
@@ -240,10 +228,7 @@ class DcpLayout:
         return self.shard(0).row(self._checked_slot(slot))
 
     def slot(self, rank: int, row: int) -> int:
-        """The slot that ``rank`` stores in ``row``: the inverse of ``owner`` and ``row``.
-
-        Errors: IndexSpaceError for a row outside [0, row_end), LayoutError for a bad rank.
-        """
+        """The slot that ``rank`` stores in ``row``. Errors: IndexSpaceError out of bounds."""
         shard, row = self.shard(rank), require_index("row", row)
         if not 0 <= row < self.row_end:
             raise IndexSpaceError(
@@ -253,15 +238,12 @@ class DcpLayout:
         return shard.slot(row)
 
     def pages_for(self, tokens: int) -> int:
-        """Allocator pages that ``tokens`` consecutive positions from position 0 need.
-
-        Errors: LayoutError for a negative count.
-        """
+        """Allocator pages of ``tokens`` positions. Errors: LayoutError for a negative count."""
         require_int("tokens", tokens, 0, "a token count")
         return -(-tokens // self.widened_page_size)
 
     def in_words(self) -> str:
-        """The four numbers: "2 ranks, 3 pages of 2 rows"."""
+        """The four numbers, as in "2 ranks, 3 pages of 2 rows"."""
         turn = "" if self.interleave == 1 else f", {self.interleave:,} slots in turn"
         pages = f"{many(self.num_pages, 'page')} of {many(self.page_size, 'row')}"
         return f"{many(self.dcp_size, 'rank')}, {pages}{turn}"

@@ -100,15 +100,17 @@ def run_is_aligned(ids: Tensor, turn: int, start: int = 0) -> bool:
     """Whether ``ids[i] % turn == (start + i) % turn`` for all i, with no negative id. Exact.
 
     Equal places in the turn of c * I ids mean equal owners, and runs on whole pages have them.
-    Three ways to the same answer. On CPU, for a power of two: OR and AND over lines that are a
-    multiple of the turn long agree with the position's low bits exactly when every id does; two
-    reads and no temporary. For another turn: ids rise by one but at page breaks, so it is enough to
-    look at the ends of each piece. On CUDA: ``(ids - position) % turn``, which is what it says, and
-    on CPU costs ten times as much. Errors: IndexSpaceError for other than int64 or int32 ``(n,)``.
+    Three ways: on CPU, for a power of two, OR and AND over lines that are a multiple of the turn
+    long equal the position's low bits exactly when every id does (no temporary); for another turn,
+    ids rise by one but at page breaks, so the ends of each piece are looked at; elsewhere
+    ``(ids - position) % turn``. Errors: IndexSpaceError for other than int64 or int32 ``(n,)``.
     """
     require_int("turn", turn, 1, "the slots of one turn over all ranks")
     require_int("start", start, 0, "the position of ids[0]")
-    ids = as_ids(ids, "ids")
+    return _is_aligned(as_ids(ids, "ids"), turn, start)
+
+
+def _is_aligned(ids: Tensor, turn: int, start: int) -> bool:
     n, phase = ids.numel(), start % turn
     if n == 0 or turn == 1:
         return n == 0 or int(ids.min()) >= 0
@@ -169,7 +171,7 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
     shard, ids, start = layout.shard(rank), slots.ids, slots.start
     if slots.verified_for(layout):
         return make_rows(_take(ids, shard, start), None, rank, layout, slots)
-    if run_is_aligned(ids, shard.turn, start):
+    if _is_aligned(ids, shard.turn, start):
         rows, source = _take(ids, shard, start), None
     else:
         source = owned_elements(ids, shard)

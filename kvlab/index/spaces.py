@@ -16,9 +16,13 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index.layout import DcpLayout, Shard
-from kvlab.show import Cell, elements, facts, html, length, listed, span, strip
+from kvlab.show import Cell, elements, facts, html, length, listed, place, span, strip
 
 _FROM_LOCALIZE = object()
+_NO_INDEX = (
+    "WidenedSlots is not an index: a buffer has physical rows, not widened slots; "
+    "call localize(slots, layout, rank)"
+)
 
 
 def as_ids(ids: object, what: str) -> Tensor:
@@ -93,16 +97,10 @@ class WidenedSlots:
         return int(self.ids.numel())
 
     def __array__(self, *_: object, **__: object) -> None:
-        raise TypeError(
-            "WidenedSlots is not an index: a buffer has physical rows, not widened slots; "
-            "call localize(slots, layout, rank)"
-        )
+        raise TypeError(_NO_INDEX)
 
     def __index__(self) -> int:
-        raise TypeError(
-            "WidenedSlots is not an index: a buffer has physical rows, not widened slots; "
-            "call localize(slots, layout, rank)"
-        )
+        raise TypeError(_NO_INDEX)
 
     @classmethod
     def of_table(cls, ids: Tensor, start: int, layout: DcpLayout) -> "WidenedSlots":
@@ -135,26 +133,18 @@ class WidenedSlots:
         return f"WidenedSlots({listed(self.ids)}, start={self.start})"
 
     def _repr_html_(self) -> str:
-        """The ids by position, with a line before each slot that does not follow the one before
-        it; waits for nothing."""
+        """The ids by position, for a notebook cell; waits for nothing."""
         count: object = self.ids.shape[0]  # symbolic where the shape is
         end = span(self.start, self.start + count) if isinstance(count, int) else f"{count} of them"
         told = facts(
             "Widened slots: not rows, localize them first",
-            [("slots", length(self.ids)), ("positions", end), ("device", _place(self.ids))],
+            [("slots", length(self.ids)), ("positions", end), ("device", place(self.ids))],
         )
-        columns: list[tuple[object, ...] | None] = []
-        before = None
-        for pair in elements(self.ids) or ():
-            columns.append(None)
-            if pair is not None:
-                at, slot = pair
-                edge = before is None or slot != before + 1
-                columns[-1] = (Cell(self.start + at, edge=edge), Cell(slot, edge=edge))
-                before = slot
-        title = f"The run ({length(self.ids)} slots)"
-        run = [strip(title, ("position", "slot"), columns)] if columns else []
-        return html(told, *run)
+        columns = [pair and (self.start + pair[0], pair[1]) for pair in elements(self.ids) or ()]
+        if not columns:
+            return html(told)
+        run = strip(f"The run ({length(self.ids)} slots)", ("position", "slot"), columns)
+        return html(told, run)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -163,10 +153,9 @@ class PhysicalRows:
 
     ``ids`` int64 ``(m,)`` rows; ``rank`` the only rank whose pool takes them; ``layout`` the layout
     they were made for; ``start`` and ``positions`` the run they came from (all ranks together hold
-    its positions). Made by
-    ``localize``, by a pool with a page table (``resolved_at``: the edition they are good for;
-    None for rows that no page table was asked for), or by ``assume_physical``; a changed
-    copy (``dataclasses.replace``) is refused as raw ids are.
+    its positions). Made by ``localize``, by a pool with a page table (``resolved_at``: the edition
+    they are good for, else None), or by ``assume_physical``; a changed copy
+    (``dataclasses.replace``) is refused as raw ids are.
     """
 
     ids: Tensor
@@ -230,42 +219,29 @@ class PhysicalRows:
         )
 
     def _repr_html_(self) -> str:
-        """The rows by position, with the borders of pages; waits for nothing."""
-        lay, pages = self.layout, self.layout.page_size
+        """The rows by position, and their pages, for a notebook cell; waits for nothing."""
+        lay = self.layout
         told: list[tuple[str, object]] = [
             ("rows", f"{length(self.ids)} of {self.positions:,} positions"),
             ("positions of all ranks", span(self.start, self.start + self.positions)),
             ("layout", lay.in_words()),
-            ("device", _place(self.ids)),
+            ("device", place(self.ids)),
         ]
         if self.resolved_at is not None:
             told.append(("looked up in edition", f"{self.resolved_at} of the page table"))
-        title = f"Physical rows of rank {self.rank} of {lay.dcp_size}"
-        ids, source = elements(self.ids), elements(self.source)
+        table = facts(f"Physical rows of rank {self.rank} of {lay.dcp_size}", told)
         columns: list[tuple[object, ...] | None] = []
-        before = None
-        for pair, place in zip(ids or (), source or (), strict=False):
-            if pair is None or place is None:
-                columns.append(None)
-                before = None
-                continue
-            row, position = pair[1], self.start + place[1]
-            page, edge = row // pages, row // pages != before
-            shown = Cell(page, hatched=page == 0, edge=edge)
-            columns.append(
-                (Cell(position, edge=edge), Cell(row, color=self.rank, edge=edge), shown)
-            )
-            before = page
+        pairs = zip(elements(self.ids) or (), elements(self.source) or (), strict=False)
+        for row, element in pairs:
+            columns.append(None)
+            if row is not None and element is not None:
+                page = row[1] // lay.page_size
+                shown = (Cell(row[1], color=self.rank), Cell(page, hatched=page == 0))
+                columns[-1] = (self.start + element[1], *shown)
         if not columns:
-            return html(facts(title, told))
-        told.append(("last row", f"{row % pages + 1} of {pages} of its page"))
+            return html(table)
         names = ("position", f"r{self.rank} row", "page")
-        return html(facts(title, told), strip(f"The rows ({length(self.ids)})", names, columns))
-
-
-def _place(ids: Tensor) -> str:
-    read = "" if elements(ids) is not None else ", not read"
-    return f"{ids.device}, {str(ids.dtype).removeprefix('torch.')}{read}"
+        return html(table, strip(f"The rows ({length(self.ids)})", names, columns))
 
 
 def make_rows(

@@ -22,10 +22,10 @@ from kvlab.index.spaces import as_id_tensor, as_ids, require_within
 
 
 def maybe_dcp_kernel_indices(ids: Tensor, shard: Shard) -> Tensor:
-    """``localize_strided`` of a run from position 0.
+    """``localize_strided`` of a run from position 0; dcp_size 1 returns the same object.
 
-    dcp_size 1 returns the same object, holes and all. Unlike upstream, a list that is not a
-    sequence of pages from their first slot is refused. Source: SGLang PR 39487.
+    Unlike upstream, a list that is not a sequence of pages from their first slot is refused.
+    Source: SGLang PR 39487.
     """
     as_ids(ids, "ids")  # at dcp_size 1 too, where rows given for slots would do no harm yet
     return ids if shard.dcp_size == 1 else localize_strided(ids, shard)

@@ -2,41 +2,45 @@
 
 from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.allocator import PagedTokenToKVPoolAllocator
+from kvlab.memory.arena import HostArena
 from kvlab.memory.backup import KvBackup, StateBackup
 from kvlab.memory.capacity import PoolPlan, plan_pool
 from kvlab.memory.geometry import ModelGeometry, geometry, load_geometries
 from kvlab.memory.given_geometry import given_geometry
-from kvlab.memory.host import HostArena
 from kvlab.memory.hybrid import HybridLinearKVPool
-from kvlab.memory.lanes import CudaLane, DeferredLane, ImmediateLane, Lane
-from kvlab.memory.mla_pool import MLATokenToKVPool
+from kvlab.memory.pool import MLATokenToKVPool, ReplicatedKVPool
 from kvlab.memory.published import load_published
-from kvlab.memory.replicated import ReplicatedKVPool
 from kvlab.memory.req_to_token import ReqToTokenPool
-from kvlab.memory.staged_lane import StagedLane
 from kvlab.memory.state_pool import StatePool
+from kvlab.memory.transfer import (
+    CudaStreams,
+    HostTransfer,
+    PendingCopy,
+    StagedTransfer,
+    default_transfer,
+)
 from kvlab.memory.unified import PageTable, UnifiedKVPool
 
 __all__ = [
-    "CudaLane",
-    "DeferredLane",
+    "CudaStreams",
     "HostArena",
+    "HostTransfer",
     "HybridLinearKVPool",
-    "ImmediateLane",
     "KvBackup",
-    "Lane",
     "MLATokenToKVPool",
     "ModelGeometry",
     "PageTable",
     "PagedTokenToKVPoolAllocator",
+    "PendingCopy",
     "PoolPlan",
     "ReplicatedKVPool",
     "ReqToTokenPool",
-    "StagedLane",
+    "StagedTransfer",
     "StateBackup",
     "StatePool",
     "UnifiedKVPool",
     "back_up_ranks",
+    "default_transfer",
     "geometry",
     "given_geometry",
     "load_geometries",

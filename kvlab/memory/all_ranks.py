@@ -7,14 +7,13 @@ rank, so one copy of it travels, with the first backup.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from kvlab.errors import BackupError
 from kvlab.index import PhysicalRows, WidenedSlots
 from kvlab.memory.backup import KvBackup
-from kvlab.memory.flight import Flight
-from kvlab.memory.mla_pool import MLATokenToKVPool
+from kvlab.memory.pool import MLATokenToKVPool
 from kvlab.memory.state_pool import StatePool
+from kvlab.memory.transfer import PendingCopy
 
 
 def back_up_ranks(
@@ -26,7 +25,7 @@ def back_up_ranks(
 ) -> list[KvBackup]:
     """One backup a pool; the first carries the state, if a slot of ``states`` is named.
 
-    The ranks' copies run side by side where their lanes do; ``wait=False`` returns while they are
+    The ranks' copies run side by side where they are staged; ``wait=False`` returns while they are
     in flight (the state, which is small, has been copied). No pool is changed. Errors: as the
     pools' own ``get_cpu_copy``, and BackupError for a slot without ``states``; then no host memory
     is held.
@@ -38,7 +37,7 @@ def back_up_ranks(
     made: list[KvBackup] = []
     try:
         for pool in pools:
-            made.append(pool.get_cpu_copy(_rows(pool, slots, wait), wait=False))
+            made.append(pool.get_cpu_copy(slots, wait=False))
         for backup in made if wait else []:  # begun on every rank before any is waited for
             backup.wait()
     except BaseException:
@@ -46,7 +45,9 @@ def back_up_ranks(
             if not backup.spent:  # one that was lost has given its memory back
                 backup.discard()
         raise
-    return [replace(backup, state=None if i else state) for i, backup in enumerate(made)]
+    if made:
+        made[0].state = state
+    return made
 
 
 def restore_ranks(
@@ -55,17 +56,14 @@ def restore_ranks(
     slots: WidenedSlots | PhysicalRows,
     states: StatePool | None = None,
     state_slot: int | None = None,
-    wait: bool = True,
 ) -> None:
     """Write each pool's backup into newly allocated slots, and the state into its slot.
 
-    With ``wait=False`` the rows are in flight when this returns, and each backup is consumed when
-    its own rows have landed (``wait()`` of each says how).
+    The ranks' copies run side by side where they are staged.
 
     Errors: BackupError when state was backed up and no slot is named, or the other way round, and
-    as the pools' own ``load_cpu_copy``; then nothing was written. On a lane that verifies while it
-    writes: BackupError for a changed host copy, after the new rows were written and before any
-    backup was consumed.
+    as the pools' own ``load_cpu_copy``; then nothing was written. BackupError for a host copy that
+    changed, after rows were written and before the state is, or any backup is consumed.
     """
     if len(backups) != len(pools) or not backups:
         raise BackupError(
@@ -82,24 +80,21 @@ def restore_ranks(
     _require_states(states, state_slot)
     if states is not None and state is not None and state_slot is not None:
         states.check_load(state, state_slot)
-    rows = [
-        pool.check_load(replace(backup, state=None), slots)
-        for pool, backup in zip(pools, backups, strict=True)
-    ]
-    flights: list[Flight] = []
+    rows = [pool.check_load(backup, slots) for pool, backup in zip(pools, backups, strict=True)]
+    copies: list[PendingCopy] = []
     try:
         for pool, backup, places in zip(pools, backups, rows, strict=True):
-            flights.append(pool.write_rows(backup, places))
-        for flight in flights if wait else []:
-            flight.wait()
+            copies.append(pool.write_rows(backup, places))
+        for copy in copies:
+            copy.wait()
     except BaseException:
-        for flight in flights:  # nothing is written behind the back of who tries again
-            flight.settle()
+        for copy in copies:  # nothing is written behind the back of who tries again
+            copy.settle()
         raise
     if states is not None and state is not None and state_slot is not None:
         states.load_cpu_copy(state, state_slot)
-    for backup, flight in zip(backups, flights, strict=True):
-        backup.begin_restore(flight)
+    for backup in backups:
+        backup.close("restored")
 
 
 def _require_states(states: StatePool | None, state_slot: int | None) -> None:
@@ -109,10 +104,3 @@ def _require_states(states: StatePool | None, state_slot: int | None) -> None:
             f"a state slot names a state of a StatePool: got state_slot={state_slot!r} and no "
             f"states; pass the pool that keeps it, or no slot; nothing was changed"
         )
-
-
-def _rows(
-    pool: MLATokenToKVPool, slots: WidenedSlots | PhysicalRows, wait: bool
-) -> WidenedSlots | PhysicalRows:
-    """Who waits anyway gets the rows of ids in any order, as from ``get_cpu_copy`` itself."""
-    return pool.resolve(slots) if wait and isinstance(slots, WidenedSlots) else slots

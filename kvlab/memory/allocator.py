@@ -1,8 +1,7 @@
 """The paged allocator: widened pages of ``W = page_size * dcp_size`` slots; page 0 stays put.
 
 It wraps one layout and knows nothing of ranks: every rank runs the same allocator on the same
-numbers. Freed pages go to the front and are reused first (LIFO), or, with ``need_sort``, wait and
-are merged in ascending order when an allocation runs short.
+numbers. Freed pages go to the front and are reused first.
 
 Worked example, W = 8: ``alloc_extend`` of 10 tokens gives slots 8..15 and 16, 17; the next decode
 slots are 18, 19, ...; at position 24 ``alloc_decode`` opens another page.
@@ -10,8 +9,8 @@ slots are 18, 19, ...; at position 24 ``alloc_decode`` opens another page.
 Source: SGLang ``mem_cache/allocator/paged.py``, ``base.py``.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -20,35 +19,27 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, merge_touching, pages_of_free
 from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
-from kvlab.memory.shown import allocator_html
+from kvlab.show import Cell, cut, facts, html, span, strip
 
 
 class PagedTokenToKVPoolAllocator:
     """Hands out widened slots of ``layout``. All counts are tokens unless a name says pages."""
 
-    def __init__(
-        self,
-        layout: DcpLayout,
-        *,
-        need_sort: bool = False,
-        device: str | torch.device = "cpu",
-    ) -> None:
+    def __init__(self, layout: DcpLayout, device: str | torch.device = "cpu") -> None:
         require_layout(layout)
-        self.layout, self.need_sort, self.device = layout, need_sort, torch.device(device)
+        self.layout, self.device = layout, torch.device(device)
         self.page_size = layout.widened_page_size
         self._free = list(range(layout.num_pages, 0, -1))  # the front of the queue is the end
-        self._staged: list[int] = []
         self._is_free = [False, *[True] * layout.num_pages]
-        self._group: set[int] | None = None
 
     def available_size(self) -> int:
-        """Tokens of all free pages, staged ones included."""
-        return (len(self._free) + len(self._staged)) * self.page_size
+        """Tokens of all free pages."""
+        return len(self._free) * self.page_size
 
     @property
     def used_pages(self) -> int:
         """Pages that are handed out."""
-        return self.layout.num_pages - len(self._free) - len(self._staged)
+        return self.layout.num_pages - len(self._free)
 
     def alloc(self, tokens: int) -> Tensor | None:
         """Whole pages: int64 ``(tokens,)`` slots, or None when short.
@@ -156,31 +147,14 @@ class PagedTokenToKVPoolAllocator:
                 )
         self._release([head // self.page_size for head in heads])
 
-    @contextmanager
-    def free_group(self) -> Iterator[None]:
-        """Collect the frees of a block and release them together at its end, pages ascending.
-
-        A page may be freed by one call of the group only. An error inside frees nothing.
-        """
-        if self._group is not None:
-            raise PoolError("free groups do not nest: end the open group first")
-        self._group = set()
-        try:
-            yield
-            pages, self._group = sorted(self._group), None
-            self._put(pages)
-        finally:
-            self._group = None
-
     def audit(self) -> list[str]:
         """The broken laws: free and used partition 1..N, no page is listed twice, page 0 stays."""
         broken = []
-        listed = [*self._free, *self._staged]
-        if len(set(listed)) != len(listed):
+        if len(set(self._free)) != len(self._free):
             broken.append("a page is listed as free twice")
-        if sorted(set(listed)) != [p for p, free in enumerate(self._is_free) if free]:
+        if sorted(set(self._free)) != [p for p, free in enumerate(self._is_free) if free]:
             broken.append("the free list and the page map disagree")
-        if 0 in listed or self._is_free[0]:
+        if 0 in self._free or self._is_free[0]:
             broken.append("the padding page is listed as free")
         return broken
 
@@ -192,16 +166,23 @@ class PagedTokenToKVPoolAllocator:
         )
 
     def _repr_html_(self) -> str:
-        """Free pages and those handed out, for a notebook cell."""
-        free = self.layout.num_pages - self.used_pages
-        return allocator_html(self.layout, self._is_free, len(self._staged), self.need_sort, free)
+        """Free pages and those handed out, in runs, for a notebook cell."""
+        pages = range(1, self.layout.num_pages + 1)
+        told = [
+            ("layout", self.layout.in_words()),
+            ("pages", f"{len(self._free):,} of {len(pages):,} free"),
+            ("tokens that fit", f"{self.available_size():,} of {self.layout.capacity_tokens:,}"),
+        ]
+        runs = [(free, list(run)) for free, run in groupby(pages, self._is_free.__getitem__)]
+        columns = [
+            run and (span(run[1][0], run[1][-1] + 1), "free" if run[0] else Cell("out", color=0))
+            for run in cut(runs)
+        ]
+        return html(facts("Paged allocator", told), strip("Its pages", ("pages", "state"), columns))
 
     def _take(self, count: int) -> list[int] | None:
-        if count > len(self._free) + len(self._staged):
-            return None
         if count > len(self._free):
-            self._free = sorted([*self._free, *self._staged], reverse=True)
-            self._staged = []
+            return None
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self._is_free[page] = False
@@ -214,7 +195,7 @@ class PagedTokenToKVPoolAllocator:
                     f"a page must lie in [1, {self.layout.num_pages}]: got {page}; the row names "
                     f"a slot that was never handed out"
                 )
-            if self._is_free[page] or (self._group is not None and page in self._group):
+            if self._is_free[page]:
                 raise PoolError(
                     f"page {page} (slots {page * self.page_size}.."
                     f"{(page + 1) * self.page_size - 1}) is freed already: one free a page; "
@@ -222,18 +203,9 @@ class PagedTokenToKVPoolAllocator:
                 )
         if len(set(pages)) != len(pages):
             raise PoolError(f"a row names one page twice among {pages}; nothing was freed")
-        if self._group is not None:
-            self._group.update(pages)
-        else:
-            self._put(pages)
-
-    def _put(self, pages: list[int]) -> None:
         for page in pages:
             self._is_free[page] = True
-        if self.need_sort:
-            self._staged.extend(pages)
-        else:
-            self._free.extend(reversed(pages))
+        self._free.extend(reversed(pages))
 
     def _slots(self, pages: list[int]) -> Tensor:
         heads = torch.tensor(pages, dtype=torch.int64, device=self.device) * self.page_size

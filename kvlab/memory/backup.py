@@ -1,19 +1,21 @@
 """The host copy of a retracted request's KV on one rank: made once, restored once.
 
 A backup remembers how it was made (layout, rank, space, first position, count), so that it can
-refuse every place it does not belong to *before* a byte is written.
+refuse every place it does not belong to *before* a byte is written. Its sums are looked at while it
+is written: a backup that changed on the host raises, and the new rows then hold no request.
 """
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
+from kvlab import ops
 from kvlab.errors import BackupError
-from kvlab.index import DcpLayout
-from kvlab.memory.flight import Flight
-from kvlab.memory.host import HostArena
-from kvlab.memory.rows import checksum
-from kvlab.memory.shown import backup_html, backup_state
+from kvlab.index import DcpLayout, PhysicalRows
+from kvlab.memory.arena import HostArena
+from kvlab.memory.transfer import PendingCopy, checksum_of
+from kvlab.show import Cell, elements, facts, html, many, size, span, strip
 
 _DISCARDED = "discarded"
 
@@ -47,19 +49,19 @@ class StateBackup:
     def _sum(self) -> str:
         parts = (self.conv, self.temporal)
         # An empty layer axis has no element to view; the shape still counts.
-        flat = (p.contiguous().view(len(p), 1, -1) for p in parts if p.numel())
-        return "-".join(checksum(part, 1) for part in flat)
+        flat = (part.contiguous().view(len(part), 1, -1) for part in parts if part.numel())
+        return "-".join(checksum_of(ops.sum_blocks(part, 1), part) for part in flat)
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
+@dataclass(slots=True, eq=False, repr=False)
 class KvBackup:
     """Rows of one rank for positions ``start .. start+positions-1``.
 
     Fields: ``layout`` and ``rank`` of the pool; ``space`` ("sharded", "replicated", "resolved");
-    ``row_format``: what the bytes of a row mean; ``rows`` this rank holds of the positions, and in
-    ``source`` int64 ``(rows,)`` which of them, counted from ``start``; ``kv`` ``(layers, rows,
-    elements)`` on the host, in the pool's storage dtype; ``checksum`` of kv, taken in blocks of
-    ``page_size``; ``state`` of a hybrid pool.
+    ``row_format``: what the bytes of a row mean; ``source`` int64 ``(rows,)``: which positions this
+    rank holds, counted from ``start``; ``kv`` ``(layers, rows, elements)`` on the host, in the
+    pool's storage dtype; ``page_size``: of the rows; ``arena`` and ``block``: whose memory ``kv``
+    is; ``made``: the copy that filled it; ``state`` of a hybrid pool.
 
     Made with ``wait=False`` it is *in flight*: its bytes are on their way, and ``kv`` holds them
     after ``wait()``. Everything else here that needs them waits by itself.
@@ -74,12 +76,11 @@ class KvBackup:
     source: Tensor
     kv: Tensor
     page_size: int
+    arena: HostArena
+    block: Tensor
+    made: PendingCopy
     state: StateBackup | None = None
-    # Shared by the copies that dataclasses.replace makes: there is one block and one host copy.
-    _arena: HostArena | None = None
-    _block: Tensor | None = None
-    _spent: list[str] = field(default_factory=list)
-    _flights: list[Flight] = field(default_factory=list)
+    _spent: str | None = None
 
     @property
     def rows(self) -> int:
@@ -92,140 +93,152 @@ class KvBackup:
         return self.kv.numel() * self.kv.element_size()
 
     @property
+    def sums(self) -> Tensor:
+        """The sums of the bytes that were backed up; waits for them. Errors: as ``wait``."""
+        try:
+            return self.made.wait()
+        except Exception:
+            if self._spent is None:
+                self.close("lost on its way to the host")
+            raise
+
+    @property
     def checksum(self) -> str:
         """Of the bytes that were backed up; waits for them. Errors: as ``wait``."""
-        self._wait_made()
-        return self._flights[0].wait()
+        return checksum_of(self.sums, self.kv)
 
     @property
     def spent(self) -> bool:
         """Whether it was restored, discarded or lost; its host memory may hold another backup."""
-        return bool(self._spent)
+        return self._spent is not None
 
     @property
     def done(self) -> bool:
-        """Whether no copy from or to the host memory is in flight. Never waits."""
-        return all(flight.done for flight in self._flights)
+        """Whether all bytes are on the host, or lost. Never waits."""
+        return self.made.done
 
     def wait(self) -> None:
-        """Wait until nothing of it is in flight: the backup, and its restore if one was begun.
-
-        Waits for these copies alone, and can be called again. A restore that ends well consumes
-        the backup. Errors: what the copy met: IndexSpaceError for ids that were no run of this
-        layout (the backup is lost, its host memory given back), BackupError for restored bytes of
-        another checksum (the backup can be discarded); BackupError for a discarded one.
-        """
-        if self._spent == [_DISCARDED]:
-            self.require_unspent()
-        self._wait_made()
-        if len(self._flights) > 1:
-            try:
-                self._flights[1].wait()
-            except Exception:
-                self._flights.pop()
-                raise
-            if not self._spent:
-                self.close("restored")
-
-    def settle(self) -> bool:
-        """Consume the backup if its restore has ended well; True when nothing is awaited of it.
-
-        Never waits and never raises: a restore that failed stays for ``wait``.
-        """
-        if self._spent or len(self._flights) == 1:
-            return True
-        restore = self._flights[1]
-        if restore.done:
-            restore.settle()
-            if restore.error is None:
-                self.close("restored")
-        return self.spent
-
-    @property
-    def failed(self) -> bool:
-        """Whether its restore met an error that nobody has waited for yet."""
-        return any(flight.error is not None for flight in self._flights[1:])
-
-    def begin_restore(self, flight: Flight) -> None:
-        """Take note that its bytes are being written (for the pool that does so). While that is
-        in flight the arena asks now and then whether the block comes back."""
-        self._flights.append(flight)
-        if not self.settle() and self._arena is not None:
-            self._arena.expect(self)
-
-    def require_unspent(self) -> None:
-        """Errors: BackupError when the backup was restored, discarded or lost before."""
-        if self._spent:
-            raise BackupError(
-                f"a backup is consumed once: this one ({self.positions} positions of rank "
-                f"{self.rank}) was {self._spent[0]}; back the request up again"
-            )
-
-    def require_here(self) -> None:
-        """Errors: BackupError when the backup is spent, or its restore in flight."""
-        self.require_unspent()
-        if len(self._flights) > 1:
-            raise BackupError(
-                f"a backup is restored once at a time: a restore of this one ({self.positions} "
-                f"positions of rank {self.rank}) is in flight; call wait() first"
-            )
+        """Wait until it is no longer in flight; can be called again. Errors: what the copy met
+        (the backup is then lost, and its host memory given back); BackupError for a discarded
+        one."""
+        if self._spent == _DISCARDED:
+            self._require_unspent()
+        self.sums  # noqa: B018  # which waits
 
     def verify(self) -> None:
         """Errors: BackupError when the host copy no longer has the checksum it was made with."""
-        self.require_unspent()
-        self._wait_made()
-        found = checksum(self.kv, self.page_size)
-        if found != self.checksum:
+        self._require_unspent()
+        found = ops.sum_blocks(self.kv, ops.summed_rows(self.page_size))
+        if not torch.equal(found, self.sums):
             raise BackupError(
-                f"the host copy changed since it was made: checksum {found}, expected "
-                f"{self.checksum} ({self.rows} rows of rank {self.rank}); do not restore it: "
-                f"recompute the request"
+                f"the host copy changed since it was made: checksum {checksum_of(found, self.kv)}, "
+                f"expected {self.checksum} ({self.rows} rows of rank {self.rank}); do not restore "
+                f"it: recompute the request"
             )
 
     def discard(self) -> None:
-        """Give the host memory back without restoring, once nothing is in flight (waits for that).
+        """Give the host memory back without restoring. Waits while it is in flight.
 
         Errors: BackupError when spent."""
-        self.require_unspent()
+        self._require_unspent()
         self.close(_DISCARDED)
 
     def close(self, why: str) -> None:
-        """Mark as spent and give the host memory back (for the pool that restored it).
+        """Mark as spent and give the host memory back, once nothing is in flight: the block's next
+        owner would find these bytes in it."""
+        self.made.settle()
+        self._spent = why
+        self.arena.give(self.block)
 
-        Not before the copies have ended: the block's next owner would find their bytes in it."""
-        for flight in self._flights:
-            flight.ended.wait()
-        self._spent.append(why)
-        if self._arena is not None and self._block is not None:
-            self._arena.give(self._block)
+    def require_fits(
+        self,
+        rows: PhysicalRows,
+        buffer: Tensor,
+        belongs: tuple[DcpLayout, int, str, str],
+        first_row: int,
+    ) -> None:
+        """Errors: BackupError unless it can be restored now, into these rows of ``buffer``, each of
+        them one row of its own position that can hold a token. ``belongs``: (layout, rank, space,
+        row format) of the pool."""
+        self._require_unspent()
+        mine = (self.layout, self.rank, self.space, self.row_format, self.start, self.positions)
+        place = (*belongs, rows.start, rows.positions)
+        if mine != place:
+            at = next(i for i in range(len(place)) if mine[i] != place[i])
+            what, instead = _BELONGS[at]
+            raise BackupError(
+                f"a backup is restored where it belongs: its {what} is {mine[at]}, the place's is "
+                f"{place[at]}; {instead}; nothing was written"
+            )
+        shape = (buffer.shape[0], len(rows), buffer.shape[2])
+        if tuple(self.kv.shape) != shape or self.kv.dtype != buffer.dtype:
+            raise BackupError(
+                f"row counts must match on both sides: backup {tuple(self.kv.shape)} "
+                f"{self.kv.dtype}, place {shape} {buffer.dtype} (layers, rows, elements); "
+                f"nothing was written"
+            )
+        # Equal counts are not enough: in a run out of phase each rank has as many rows of other
+        # tokens.
+        if not torch.equal(self.source, rows.source):
+            at = int(torch.nonzero(self.source != rows.source)[0])
+            raise BackupError(
+                f"a row goes back to its own position: row {at} of the backup is of position "
+                f"{self.start + int(self.source[at])}, of the place of position "
+                f"{self.start + int(rows.source[at])}; new slots must have the owners of the old "
+                f"ones, as slots in page order have; nothing was written"
+            )
+        different = torch.unique(rows.ids)
+        if len(different) != len(rows):
+            raise BackupError(
+                f"each position needs a row of its own: {len(rows)} rows, {len(different)} "
+                f"different; pass newly allocated slots; nothing was written"
+            )
+        if len(rows) and int(different[0]) < first_row:
+            raise BackupError(
+                f"a row that is restored must lie past the padding page of {first_row} rows: got "
+                f"row {int(different[0])}; pass rows of slots that the allocator handed out; "
+                f"nothing was written"
+            )
 
-    def _wait_made(self) -> None:
-        try:
-            self._flights[0].wait()
-        except Exception:
-            if not self._spent:
-                self.close("lost on its way to the host")
-            raise
+    def _require_unspent(self) -> None:
+        if self._spent is not None:
+            raise BackupError(
+                f"a backup is consumed once: this one ({self.positions} positions of rank "
+                f"{self.rank}) was {self._spent}; back the request up again"
+            )
 
     def __repr__(self) -> str:
-        known = self._flights[0].checksum if self._flights else None
+        sums = self.made.sums
         return (
             f"KvBackup(layout={self.layout}, rank={self.rank}, space={self.space!r}, "
             f"row_format={self.row_format!r}, start={self.start}, positions={self.positions}, "
-            f"checksum={'in flight' if known is None else known!r}, page_size={self.page_size})"
+            f"checksum={'in flight' if sums is None else repr(checksum_of(sums, self.kv))}, "
+            f"page_size={self.page_size})"
         )
 
     def _repr_html_(self) -> str:
-        """Where it is, and what it holds, for a notebook cell. Never waits and never raises."""
-        return backup_html(
-            self.layout,
-            self.rank,
-            self.space,
-            self.row_format,
-            (self.start, self.positions),
-            self.source,
-            self.kv,
-            backup_state(self._spent, self._flights),
-            self._flights[0].checksum if self._flights else None,
-            self.state is not None,
-        )
+        """Where it is, and what it holds, for a notebook cell. Waits for nothing."""
+        state = self._spent or ("in flight" if self.made.sums is None else "on the host")
+        told = [
+            ("state", state),
+            ("positions of all ranks", span(self.start, self.start + self.positions)),
+            ("rows of this rank", f"{self.rows:,} of {many(self.positions, 'position')}"),
+            ("copy", f"{size(self.nbytes)} on the host, {self.row_format}, {self.space}"),
+            ("recurrent state", "on the host too" if self.state is not None else "none"),
+            ("layout", self.layout.in_words()),
+        ]
+        held = elements(self.source) or []
+        columns = [pair and (self.start + pair[1], Cell(pair[0], color=self.rank)) for pair in held]
+        rows = strip("Positions that it holds", ("position", "row of the copy"), columns)
+        return html(facts(f"Backup of rank {self.rank} of {self.layout.dcp_size}", told), rows)
+
+
+# What a backup and a place must have in common, and what to do where they differ.
+_BELONGS = (
+    ("layout", "restore it into a pool of its own layout"),
+    ("rank", "each rank restores its own backup"),
+    ("space", "restore it into the kind of pool it came from"),
+    ("row format", "the same bytes would mean other values"),
+    ("first position", "pass the slots of the same positions"),
+    ("position count", "allocate as many slots as it has"),
+)

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import PhysicalRows, WidenedSlots
-from kvlab.index.reprs import block
 from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.backup import KvBackup
-from kvlab.memory.mla_pool import MLATokenToKVPool
+from kvlab.memory.pool import MLATokenToKVPool
 from kvlab.memory.state_pool import StatePool
 
 
@@ -67,14 +66,12 @@ class HybridLinearKVPool:
         backup: KvBackup,
         slots: WidenedSlots | PhysicalRows,
         state_slot: int | None = None,
-        wait: bool = True,
     ) -> None:
-        """Restore rows and state; both are checked before either is written. With ``wait=False``
-        the rows may be in flight, see the inner pool.
+        """Restore rows and state; both are checked before either is written.
 
         Errors: BackupError when state was backed up and no slot is named, or the other way round.
         """
-        restore_ranks([self.full], [backup], slots, self.state, state_slot, wait)
+        restore_ranks([self.full], [backup], slots, self.state, state_slot)
 
     def audit(self) -> list[str]:
         """The broken laws of both pools."""
@@ -85,7 +82,7 @@ class HybridLinearKVPool:
 
     def _repr_html_(self) -> str:
         """Both pools, for a notebook cell; reads no row and no state."""
-        return block(self.full._repr_html_(), self.state._repr_html_())
+        return self.full._repr_html_() + self.state._repr_html_()
 
     def _dense_id(self, layer: int) -> int:
         if layer not in self._dense:

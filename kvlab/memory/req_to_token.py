@@ -11,8 +11,9 @@ from torch import Tensor
 from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int, require_layout
-from kvlab.index.spaces import as_ids, require_within
-from kvlab.memory.shown import table_html
+from kvlab.index.localize import require_run
+from kvlab.index.spaces import as_ids
+from kvlab.show import cut, facts, html, strip
 
 
 class ReqToTokenPool:
@@ -50,8 +51,9 @@ class ReqToTokenPool:
         return len(self._free)
 
     def append(self, req: int, slots: Tensor) -> None:
-        """Write the slots of the next positions. Errors: PoolError past max_context or for an
-        unused row; IndexSpaceError for ids that the layout does not hand out."""
+        """Write the slots of the next positions, each with the owner of its position: here ids are
+        verified, once. Errors: PoolError past max_context or for an unused row; IndexSpaceError
+        for ids that the layout does not hand out, or of another owner."""
         req, have = self._used(req)
         ids = as_ids(slots, "slots")
         if have + len(ids) > self.max_context:
@@ -59,15 +61,13 @@ class ReqToTokenPool:
                 f"a request holds at most {self.max_context} positions: request {req} has {have}, "
                 f"{len(ids)} more do not fit; raise max_context"
             )
-        instead = "the allocator never hands it out; physical rows do not belong in this table"
-        layout = self.layout
-        require_within(ids, layout.first_slot, layout.slot_end, "widened slot", instead)
+        require_run(ids, have, self.layout)
         self.req_to_token[req, have : have + len(ids)] = ids.to(self.req_to_token.dtype)
         self._lens[req] = have + len(ids)
 
     def slots(self, req: int, start: int = 0, end: int | None = None) -> WidenedSlots:
         """The slots of positions ``start .. end-1`` (default: all that are written), as a copy:
-        they outlive the row."""
+        they outlive the row, and ``localize`` knows that they are a run."""
         req, have = self._used(req)
         start = require_index("start", start)
         stop = have if end is None else require_index("end", end)
@@ -76,7 +76,8 @@ class ReqToTokenPool:
                 f"positions must be written ones: got [{start}, {stop}) of request {req}, which "
                 f"has [0, {have})"
             )
-        return WidenedSlots(self.req_to_token[req, start:stop].to(torch.int64, copy=True), start)
+        ids = self.req_to_token[req, start:stop].to(torch.int64, copy=True)
+        return WidenedSlots.of_table(ids, start, self.layout)
 
     def last_slot(self, req: int) -> int:
         """The slot of the newest position, -1 when there is none (as alloc_extend wants it)."""
@@ -126,7 +127,12 @@ class ReqToTokenPool:
 
     def _repr_html_(self) -> str:
         """The rows in use and how long they are, for a notebook cell; reads no slot."""
-        return table_html(self.size, self.max_context, self.req_to_token, self._lens)
+        told = [
+            ("rows in use", f"{len(self._lens):,} of {self.size:,}"),
+            ("positions of a row", f"{self.max_context:,} at most"),
+        ]
+        rows = strip("Rows in use", ("row", "positions"), cut(sorted(self._lens.items())))
+        return html(facts("Request table", told), rows)
 
     def _used(self, req: int) -> tuple[int, int]:
         """(req, positions written) of a row in use. True would pass for 1 and index otherwise."""

@@ -15,7 +15,7 @@ import torch
 from kvlab.errors import BackupError, PoolError
 from kvlab.index.layout import require_index, require_int
 from kvlab.memory.backup import StateBackup
-from kvlab.memory.shown import state_html
+from kvlab.show import cut, facts, html, many, size, strip
 
 
 class StatePool:
@@ -130,5 +130,13 @@ class StatePool:
         )
 
     def _repr_html_(self) -> str:
-        """Sizes and how many slots are in use, for a notebook cell; reads no state."""
-        return state_html(self.slots, sorted(self._used), self.conv, self.temporal)
+        """Sizes and which slots are in use, for a notebook cell; reads no state."""
+        parts = (("conv", self.conv), ("temporal", self.temporal))
+        told = [
+            ("in use", f"{len(self._used):,} of {many(self.slots, 'slot')} (0 is reserved)"),
+            *((f"{name} of a slot", f"{self.layers} x {tuple(x.shape[2:])}") for name, x in parts),
+            ("memory", f"{size(sum(x.nbytes for _, x in parts))} on {self.conv.device}"),
+        ]
+        slots = [None if slot is None else (slot,) for slot in cut(sorted(self._used))]
+        caption = "State pool: one slot a request, never sharded by DCP"
+        return html(facts(caption, told), strip("Slots in use", ("slot",), slots))

@@ -13,7 +13,7 @@ Source: SGLang ``unified_memory_pool.py``, ``kv_index_translator.py``; PRs 36890
 
 from dataclasses import dataclass, field
 from itertools import count
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,10 +22,7 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize, look_up_rows
 from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import make_rows
-from kvlab.memory.found import Found
-from kvlab.memory.host import HostArena
-from kvlab.memory.lanes import Lane
-from kvlab.memory.mla_pool import MLATokenToKVPool
+from kvlab.memory.pool import MLATokenToKVPool
 
 _EDITIONS = count(1)
 
@@ -143,7 +140,7 @@ class PageTable:
 
 
 class UnifiedKVPool(MLATokenToKVPool):
-    """The MLA rows of one rank behind a ``PageTable``. Arguments as ``MLATokenToKVPool``.
+    """The MLA rows of one rank behind a ``PageTable``. Other arguments as ``MLATokenToKVPool``.
 
     ``resolve`` is the one place where ids become rows; ``get_cpu_copy`` and ``load_cpu_copy`` take
     its result, or slots, and never translate twice: rows carry their type.
@@ -152,20 +149,7 @@ class UnifiedKVPool(MLATokenToKVPool):
     write_loc_is_dcp_resolved: ClassVar[bool] = True
     space: ClassVar[str] = "resolved"
 
-    def __init__(
-        self,
-        table: PageTable,
-        rank: int,
-        *,
-        layers: int,
-        kv_lora_rank: int = 512,
-        qk_rope_head_dim: int = 64,
-        dtype: torch.dtype = torch.bfloat16,
-        scaled: bool = False,
-        device: str | torch.device = "cpu",
-        host: HostArena | None = None,
-        lane: Lane | None = None,
-    ) -> None:
+    def __init__(self, table: PageTable, rank: int, **options: Any) -> None:
         given: object = table
         if not isinstance(given, PageTable):
             raise PoolError(
@@ -173,18 +157,7 @@ class UnifiedKVPool(MLATokenToKVPool):
                 f"({type(given).__name__}); make one with PageTable(layout, physical_pages)"
             )
         self.table = table
-        super().__init__(
-            table.layout,
-            rank,
-            layers=layers,
-            kv_lora_rank=kv_lora_rank,
-            qk_rope_head_dim=qk_rope_head_dim,
-            dtype=dtype,
-            scaled=scaled,
-            device=device,
-            host=host,
-            lane=lane,
-        )
+        super().__init__(table.layout, rank, **options)
         self._applied = table.moves
 
     @property
@@ -197,24 +170,11 @@ class UnifiedKVPool(MLATokenToKVPool):
         """1: ids that reach the buffer are rows already."""
         return 1
 
-    def locate(self, slots: WidenedSlots) -> PhysicalRows:
-        """This rank's physical rows of virtual slots: shard, then look up.
-
-        Errors: IndexSpaceError for an unmapped page; PoolError when a compaction is not applied.
-        """
-        self._require_here()
-        self._require_applied()
-        virtual = localize(slots, self.layout, self.rank)
-        v2p = self.table.v2p.to(virtual.ids.device)
-        rows = look_up_rows(virtual.ids, v2p, self.layout.page_size)
-        return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.edition)
-
     def apply_moves(self, moves: list[tuple[int, int]]) -> None:
         """Copy this rank's rows for the next compaction that it has not applied, in its order.
 
         Errors: PoolError for moves of another compaction; then nothing is copied.
         """
-        self._require_here()
         if not moves:
             return
         done, made = self._applied, self.table.moves
@@ -224,37 +184,28 @@ class UnifiedKVPool(MLATokenToKVPool):
                 f"compactions are applied one by one, in their order: rank {self.rank} has applied "
                 f"{done} of {made}, next are the moves {due}: got {moves}; nothing was copied"
             )
-        size = self.layout.page_size
+        pages = self.buffer.view(self.layers, -1, self.layout.page_size, self.buffer.shape[2])
         self.before_write()
         for source, target in moves:
-            self.buffer[:, target * size : (target + 1) * size] = self.buffer[
-                :, source * size : (source + 1) * size
-            ]
+            pages[:, target] = pages[:, source]
         self._applied = done + 1
-
-    def move_kv_cache(self, target: Tensor, source: Tensor) -> None:
-        """Copy rows between virtual slots of one owner. Errors as the sharded pool's."""
-        self._require_applied()
-        super().move_kv_cache(target, source)
 
     def audit(self) -> list[str]:
         """The broken laws of the pool and of the page table."""
         return [*super().audit(), *self.table.audit()]
 
-    def _rows_unwaited(self, slots: WidenedSlots) -> tuple[PhysicalRows, Found | None]:
-        # Whether a page is mapped is asked of the table: the host waits for the ids, not the rows.
-        return self.resolve(slots), None
+    def _localize(self, slots: WidenedSlots) -> PhysicalRows:
+        """Shard, then look up. Errors: IndexSpaceError for an unmapped page."""
+        virtual = localize(slots, self.layout, self.rank)
+        rows = self._look_up(virtual.ids)
+        return make_rows(rows, virtual.source, self.rank, self.layout, slots, self.table.edition)
 
-    def _move_rows(self, rows: Tensor) -> Tensor:
-        return look_up_rows(rows, self.table.v2p.to(self.device), self.layout.page_size)
-
-    def _write_plan(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def _look_up(self, rows: Tensor) -> Tensor:
         self._require_applied()
-        elements, virtual = super()._write_plan(ids)
-        return elements, self._move_rows(virtual)
+        return look_up_rows(rows, self.table.v2p.to(rows.device), self.layout.page_size)
 
     @property
-    def _resolved_at(self) -> int | None:
+    def _edition(self) -> int | None:
         self._require_applied()
         return self.table.edition
 

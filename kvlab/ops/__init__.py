@@ -9,22 +9,15 @@ Worked example: ``localize_run(torch.tensor([8, 9, 10, 11]), Shard(2, rank=1))``
 """
 
 from kvlab.ops.backend import Backend, OpsStatus, choose, status
-from kvlab.ops.flag import CheckFlag
-from kvlab.ops.localize import (
-    localize_fixed_shape,
-    localize_run,
-    remap_topk,
-)
+from kvlab.ops.localize import localize_fixed_shape, localize_run, remap_topk
 from kvlab.ops.merge import merge_partials, merge_stacked
-from kvlab.ops.rows import as_words, gather_rows, scatter_rows
-from kvlab.ops.spec import OpSpec
-from kvlab.ops.specs import SPECS
+from kvlab.ops.rows import as_words, gather_rows, scatter_rows, sum_blocks, summed_rows
+from kvlab.ops.specs import SPECS, OpSpec
 from kvlab.ops.write import set_mla_kv_buffer
 
 __all__ = [
     "SPECS",
     "Backend",
-    "CheckFlag",
     "OpSpec",
     "OpsStatus",
     "as_words",
@@ -38,4 +31,6 @@ __all__ = [
     "scatter_rows",
     "set_mla_kv_buffer",
     "status",
+    "sum_blocks",
+    "summed_rows",
 ]

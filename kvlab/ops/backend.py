@@ -23,12 +23,9 @@ Backend = Literal["torch", "triton"]
 
 @dataclass(frozen=True, slots=True)
 class OpsStatus:
-    """What serves the ops on this machine, for ``kvlab doctor``.
-
-    ``torch`` and ``triton`` are versions (None: cannot be imported), ``devices`` the names of the
-    CUDA devices, ``interpreted`` whether the twins run under Triton's CPU interpreter,
-    ``backend_for_cuda`` what CUDA tensors get when no backend is named, ``why`` one sentence.
-    """
+    """What serves the ops on this machine: versions (None: cannot be imported), names of the CUDA
+    devices, whether the twins run in Triton's CPU interpreter, what CUDA tensors get when no
+    backend is named, and why, in one sentence."""
 
     torch: str
     triton: str | None
@@ -98,9 +95,9 @@ def choose(backend: Backend | None, *tensors: Tensor) -> Backend:
 
 def interpreted() -> bool:
     """Whether the twins run under Triton's CPU interpreter. Needs Triton; settled at first call."""
-    from kvlab.ops.kernels import launch
+    from kvlab.ops.kernels import INTERPRETED
 
-    return launch.INTERPRETED
+    return INTERPRETED
 
 
 @cache

@@ -1,37 +1,30 @@
-"""Copy rows of all layers in one launch, and sum them on the way.
+"""Copy rows of all layers in one call, and sum them on the way: the one row copy there is.
 
 A request's rows, over all layers, are one flat list: flat row ``f`` is row ``rows[f % m]`` of layer
-``f // m``. A copy of flat rows ``begin .. end-1`` is what one staging buffer holds of it. Bytes
-move as words, the widest integer that divides a row; the sum of a block of rows, as words, is what
-a checksum is made of, so a copy that passes through here needs no second read for it.
+``f // m``. A copy of flat rows ``begin .. end-1`` is what one staging buffer holds of it. Rows that
+come in whole pages move page by page, the ragged rest row by row; bytes move as words, the widest
+integer that divides a row. Each block of rows is summed while it is in the cache, and the sums make
+the checksum of a backup, so a copy needs no second read for it. The sums find a changed, lost or
+doubled element and any exchange of blocks or layers; not an exchange of rows within one block.
 
 Worked example, 2 layers, rows [4, 5, 9], m = 3: flat rows 2 .. 4 are row 9 of layer 0, then rows 4
 and 5 of layer 1. With ``block_rows`` 2 a layer has blocks [4, 5] and [9]; this copy adds to
 ``sums[0, 1]`` and ``sums[1, 0]``.
 """
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from math import gcd
 
 import torch
 from torch import Tensor
 
 from kvlab.errors import LayoutError
 from kvlab.index.layout import require_int
-from kvlab.index.spaces import as_ids
+from kvlab.index.spaces import as_ids, require_within
 from kvlab.ops.backend import Backend, choose
 
-_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.uint8))
-
-
-class Piece(NamedTuple):
-    """Rows ``begin .. end-1`` of ``layer``, within one block; ``at`` is their place in the copy."""
-
-    layer: int
-    block: int
-    begin: int
-    end: int
-    at: int
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+# Rows that are summed together: enough to keep the calls few, few enough for the cache.
+_BLOCK_ROWS = 4096
 
 
 def gather_rows(
@@ -50,29 +43,18 @@ def gather_rows(
 
     Args:
         buffer: ``(L, R, e)``, contiguous.
-        rows: int64 ``(m,)`` in ``[0, R)``; the caller has checked, the twin does not.
+        rows: int64 ``(m,)`` in ``[0, R)``; the reference looks at them, the twin does not.
         out: ``(end - begin, e)``, contiguous, same dtype and device.
         begin, end: flat rows; end None means ``L * m``.
         sums: int64 ``(L, ceil(m / block_rows))``, added to, wrapping; None: nothing is summed.
         block_rows: rows that are summed together.
-        page_size: rows of a page; rows that come in whole pages are copied as pages.
+        page_size: rows of a page.
 
-    One launch, no synchronisation. Cost: (end - begin) rows read, as many written. Errors:
-    LayoutError for shapes, types, or a range that do not fit; IndexSpaceError for rows of another
-    type; BackendError.
+    The twin is one launch and does not synchronize. Cost: (end - begin) rows read, as many written.
+    Errors: LayoutError for shapes, types, or a range that do not fit; IndexSpaceError for a row
+    that the buffer lacks, or of another type; BackendError.
     """
-    end = _require(buffer, rows, out, begin, end, sums, block_rows, page_size)
-    if choose(backend, buffer, rows, out, *([] if sums is None else [sums])) == "triton":
-        from kvlab.ops.kernels import rows as twin
-
-        twin.copy_rows(buffer, rows, out, begin, end, sums, block_rows, page_size, to_buffer=False)
-        return
-    words, flat = as_words(buffer), as_words(out)
-    for p in pieces(len(rows), begin, end, block_rows):
-        part = flat[p.at : p.at + p.end - p.begin]
-        torch.index_select(words[p.layer], 0, rows[p.begin : p.end], out=part)
-        if sums is not None:
-            sums[p.layer, p.block] += part.sum(dtype=torch.int64)
+    _copy(buffer, rows, out, (begin, end), sums, block_rows, page_size, backend, to_buffer=False)
 
 
 def scatter_rows(
@@ -92,20 +74,21 @@ def scatter_rows(
     ``source`` ``(end - begin, e)``; ``sums`` get the sums of what is written. The rows must be
     distinct. Cost and errors: as ``gather_rows``.
     """
-    end = _require(buffer, rows, source, begin, end, sums, block_rows, page_size)
-    if choose(backend, buffer, rows, source, *([] if sums is None else [sums])) == "triton":
-        from kvlab.ops.kernels import rows as twin
+    _copy(buffer, rows, source, (begin, end), sums, block_rows, page_size, backend, to_buffer=True)
 
-        twin.copy_rows(
-            buffer, rows, source, begin, end, sums, block_rows, page_size, to_buffer=True
-        )
-        return
-    words, flat = as_words(buffer), as_words(source)
-    for p in pieces(len(rows), begin, end, block_rows):
-        part = flat[p.at : p.at + p.end - p.begin]
-        words[p.layer].index_copy_(0, rows[p.begin : p.end], part)
-        if sums is not None:
-            sums[p.layer, p.block] += part.sum(dtype=torch.int64)
+
+def sum_blocks(copy: Tensor, block_rows: int) -> Tensor:
+    """The sums, int64 ``(L, ceil(m / block_rows))``, that a copy ``(L, m, e)`` was made with."""
+    words, blocks = as_words(copy), -(-copy.shape[1] // block_rows)
+    sums = torch.zeros(copy.shape[0], blocks, dtype=torch.int64, device=copy.device)
+    for i in range(blocks):
+        sums[:, i] = words[:, i * block_rows : (i + 1) * block_rows].sum(dim=(1, 2))
+    return sums
+
+
+def summed_rows(page_size: int) -> int:
+    """Rows of one block, which a backup sums together: whole pages."""
+    return max(1, _BLOCK_ROWS // page_size) * page_size
 
 
 def as_words(tensor: Tensor) -> Tensor:
@@ -115,41 +98,107 @@ def as_words(tensor: Tensor) -> Tensor:
     at a multiple of the word, for then two views of equal bytes would have unequal sums.
     """
     row_bytes = tensor.shape[-1] * tensor.element_size()
-    size, kind = next(word for word in _WORDS if row_bytes % word[0] == 0)
+    size = gcd(row_bytes, 8)
     if tensor.data_ptr() % size:
         raise LayoutError(
             f"rows of {row_bytes} bytes move as words of {size} bytes and must begin at a multiple "
             f"of them: got an address {tensor.data_ptr() % size} bytes past one; copy the tensor"
         )
-    return tensor.view(torch.uint8).view(kind)
+    return tensor.view(torch.uint8).view(_WORDS[size])
 
 
-def pieces(m: int, begin: int, end: int, block_rows: int) -> Iterator[Piece]:
-    """The pieces of flat rows ``begin .. end-1``, none across a layer or a block."""
-    at = begin
+def whole_pages(rows: Tensor, page_size: int) -> int:
+    """How many leading rows form whole pages, each in order: a multiple of ``page_size``, or 0."""
+    full = len(rows) // page_size * page_size
+    if not full:
+        return 0
+    lines = rows[:full].view(-1, page_size)
+    inside = torch.arange(page_size, device=rows.device)
+    aligned = bool((lines[:, 0] % page_size == 0).all())
+    return full if aligned and torch.equal(lines, lines[:, :1] + inside) else 0
+
+
+def _copy(
+    buffer: Tensor,
+    rows: Tensor,
+    flat: Tensor,
+    span: tuple[int, int | None],
+    sums: Tensor | None,
+    block_rows: int,
+    page_size: int,
+    backend: Backend | None,
+    *,
+    to_buffer: bool,
+) -> None:
+    begin, end = _require(buffer, rows, flat, span, sums, block_rows, page_size)
+    if choose(backend, buffer, rows, flat, *([] if sums is None else [sums])) == "triton":
+        from kvlab.ops.kernels import rows as twin
+
+        twin.copy_rows(
+            buffer, rows, flat, begin, end, sums, block_rows, page_size, to_buffer=to_buffer
+        )
+        return
+    require_within(rows, 0, buffer.shape[1], "row", "the buffer has no such row")
+    words, copy = as_words(buffer), as_words(flat)
+    paged = whole_pages(rows, page_size)
+    pages = rows[:paged:page_size] // page_size
+    count, line = buffer.shape[1] // page_size, page_size * words.shape[2]
+    in_pages = words[:, : count * page_size].view(-1, count, line)
+    for layer, block, first, last, at in _blocks(len(rows), begin, end, block_rows):
+        part = copy[at : at + last - first]
+        if to_buffer and sums is not None:
+            sums[layer, block] += part.sum(dtype=torch.int64)
+        # Single rows up to a page, whole pages, single rows again; any of them may be empty.
+        head = min(-(-first // page_size) * page_size, last)
+        tail = max(min(last, paged) // page_size * page_size, head)
+        for low, high in ((first, head), (tail, last)):
+            _move(words[layer], rows[low:high], part[low - first : high - first], to_buffer)
+        index = pages[head // page_size : tail // page_size]
+        lines = part[head - first : tail - first].view(len(index), line)
+        _move(in_pages[layer], index, lines, to_buffer)
+        if not to_buffer and sums is not None:
+            sums[layer, block] += part.sum(dtype=torch.int64)
+
+
+def _move(table: Tensor, index: Tensor, copy: Tensor, to_table: bool) -> None:
+    """Copy lines ``index`` of ``table`` to ``copy``, or back."""
+    if not len(index):
+        return
+    if not to_table:
+        torch.index_select(table, 0, index, out=copy)
+    elif table.device.type == "cpu":
+        # NumPy copies a line at once; index_copy_ goes word by word, in twice the time.
+        table.numpy()[index.numpy()] = copy.numpy()
+    else:
+        table.index_copy_(0, index, copy)
+
+
+def _blocks(m: int, begin: int, end: int, block_rows: int) -> list[tuple[int, int, int, int, int]]:
+    """Flat rows ``begin .. end-1`` as (layer, block, first row, one past the last, place in the
+    copy), none across a layer or a block."""
+    found, at = [], begin
     while at < end:
         layer, row = divmod(at, m)
         block = row // block_rows
         stop = min((block + 1) * block_rows, m, row + end - at)
-        yield Piece(layer, block, row, stop, at - begin)
+        found.append((layer, block, row, stop, at - begin))
         at += stop - row
+    return found
 
 
 def _require(
     buffer: Tensor,
     rows: Tensor,
     flat: Tensor,
-    begin: int,
-    end: int | None,
+    span: tuple[int, int | None],
     sums: Tensor | None,
     block_rows: int,
     page_size: int,
-) -> int:
-    """The end of the range, after every check that the shapes allow without a synchronisation."""
+) -> tuple[int, int]:
+    """The range, after every check that the shapes allow."""
     as_ids(rows, "rows")
     require_int("block_rows", block_rows, 1, "rows that are summed together")
     require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
-    require_int("begin", begin, 0, "the first flat row")
     for name, tensor, dims in (("buffer", buffer, 3), ("the copy", flat, 2)):
         if tensor.dim() != dims or not tensor.is_contiguous():
             shape = "(layers, rows, elements)" if dims == 3 else "(flat rows, elements)"
@@ -162,9 +211,9 @@ def _require(
             f"rows must be contiguous int64: got {rows.dtype} with strides {rows.stride()}; "
             f"use rows.to(torch.int64).contiguous()"
         )
-    whole = buffer.shape[0] * len(rows)
-    end = whole if end is None else require_int("end", end, begin, "one past the last flat row")
-    if end > whole:
+    whole, (begin, stop) = buffer.shape[0] * len(rows), span
+    end = whole if stop is None else stop
+    if not 0 <= begin <= end <= whole:
         raise LayoutError(
             f"flat rows must lie in [0, {whole}), {buffer.shape[0]} layers of {len(rows)} rows: "
             f"got [{begin}, {end}); shorten the range"
@@ -183,4 +232,4 @@ def _require(
             f"sums must be contiguous int64 {blocks}, a layer and a block of {block_rows} rows "
             f"each: got {sums.dtype} {tuple(sums.shape)}; use torch.zeros"
         )
-    return end
+    return begin, end

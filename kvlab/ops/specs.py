@@ -1,56 +1,229 @@
-"""The specs of all ops. A new op gets a line here, and with it its tests and its benchmark.
+"""What binds a twin to its reference: one spec an op, which tests and the benchmark walk through.
 
-Sizes are small, so that Triton's interpreter goes through them in seconds, and odd: none, one, one
-past a block, words of every width, ranges that begin in the middle.
+A new op gets a spec here, and with it its tests. Sizes are small, so that Triton's interpreter goes
+through them in seconds, and odd: none, one, one past a block, words of every width, ranges that
+begin in the middle. Inputs are made on the host from a seed and moved, so that a device gets the
+numbers that the CPU gets: shuffled pages, holes, garbage where an op must write.
+
+Worked example, of the spec of ``gather_rows``:
+
+    inputs = spec.make_inputs(spec.sizes[0], seed=1, device="cpu")
+    outputs = spec.run(inputs, "torch")  # what the op returns, then what it wrote to
+    spec.bytes_moved(inputs)             # the least that any implementation must move
 """
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from typing import Any
 
-from kvlab.ops import inputs as make
+import torch
+from torch import Tensor
+
+from kvlab.attn import Partial
+from kvlab.index import Shard
+from kvlab.ops.backend import Backend
 from kvlab.ops.localize import localize_fixed_shape, localize_run, remap_topk
 from kvlab.ops.merge import merge_stacked
 from kvlab.ops.rows import gather_rows, scatter_rows
-from kvlab.ops.spec import Inputs, OpSpec, Sizes
 from kvlab.ops.write import set_mla_kv_buffer
 
-_RANKS = {
-    "dcp_size": "ranks that share one request's KV (c)",
-    "dcp_rank": "the rank that asks, 0 .. c-1",
-}
-_TURN = {**_RANKS, "interleave": "consecutive slots that one rank stores (I)"}
-_RUN = {"n": "ids, one a position", "start": "position of the first id", **_TURN}
+Sizes = Mapping[str, int | str]
+Inputs = dict[str, Any]
+Maker = Callable[[Mapping[str, Any], torch.Generator], Inputs]
+_PAGES = 2**40  # page ids go far beyond 32 bits: an id is a number, and need not fit memory
 
 
-def _turns() -> list[dict[str, int]]:
-    """Every c of 1 .. 8 with interleaves, first or last rank in turn."""
-    return [
-        {"dcp_size": c, "dcp_rank": (c - 1) * (which % 2), "interleave": interleave}
-        for c in range(1, 9)
-        for which, interleave in enumerate((1, 2, 5))
-    ]
+@dataclass(frozen=True, slots=True)
+class OpSpec:
+    """One op: what it takes, what is compared, what it must move.
+
+    Args:
+        op: the entry, ``op(**inputs, backend=...)``; its name is the spec's.
+        axes: each size in words, with its unit.
+        sizes: what the tests go through, odd and empty ones among them.
+        make: the arguments of ``op``, of sizes and chance; outputs among them hold garbage that the
+            op must replace.
+        bytes_moved: bytes that any implementation must read or write for these inputs.
+        changes: names of the inputs that the op writes to.
+        tolerance: 0 where the twin gives the bits of the reference; else the relative and the
+            absolute difference that float32 may show (narrower types: one step of theirs).
+    """
+
+    op: Callable[..., Any]
+    axes: Mapping[str, str]
+    sizes: tuple[Sizes, ...]
+    make: Maker
+    bytes_moved: Callable[[Inputs], int]
+    changes: tuple[str, ...] = ()
+    tolerance: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The op's, as in reports."""
+        return self.op.__name__
+
+    def make_inputs(self, sizes: Sizes, seed: int, device: torch.device | str) -> Inputs:
+        """The arguments of ``op`` on ``device``. Equal arguments give equal inputs."""
+        made = self.make(sizes, torch.Generator().manual_seed(seed))
+        return {k: v.to(device) if isinstance(v, Tensor) else v for k, v in made.items()}
+
+    def run(self, inputs: Inputs, backend: Backend | None) -> tuple[Tensor, ...]:
+        """The outputs of the op by ``backend``: what it returns, then what it wrote to."""
+        found = self.op(**inputs, backend=backend)
+        returned = [found] if isinstance(found, Tensor) else []
+        if isinstance(found, Partial):
+            returned = [found.out, found.lse]
+        return (*returned, *(inputs[name] for name in self.changes))
 
 
-def _runs() -> tuple[Sizes, ...]:
-    """Every turn with starts in every phase, lengths on both sides of a block."""
-    some = (
-        {**turn, "start": start, "n": n}
-        for at, turn in enumerate(_turns())
-        for start, n in ((0, 1025), (at + 1, 37 + at), (7 * at + 2**40, 1 + at % 3))
-    )
-    return (*some, {**_turns()[4], "start": 3, "n": 0})
+def _run_inputs(sizes: Mapping[str, Any], chance: torch.Generator) -> Inputs:
+    """A run over shuffled pages: slot and position agree about the owner."""
+    shard, start = _shard(sizes), sizes["start"]
+    width = shard.turn * 4
+    position = start + torch.arange(sizes["n"])
+    page = torch.randint(1, _PAGES, (sizes["n"] // width + 2,), generator=chance)
+    ids = page[position // width - start // width] * width + position % width
+    return {"ids": ids, "shard": shard, "start": start}
 
 
-def _bad(sizes: Sizes, bad: int) -> Sizes:
-    return {**sizes, "bad": bad if int(sizes["n"]) else 0}
+def _run_bytes(inputs: Inputs) -> int:
+    return 16 * len(inputs["shard"].elements(len(inputs["ids"]), inputs["start"]))
+
+
+def _fixed_inputs(sizes: Mapping[str, Any], chance: torch.Generator) -> Inputs:
+    ids = _ids_with_holes((sizes["n"],), chance)
+    return {"ids": ids, "shard": _shard(sizes), "hole": sizes["hole"]}
+
+
+def _topk_inputs(sizes: Mapping[str, Any], chance: torch.Generator) -> Inputs:
+    return {
+        "topk": _ids_with_holes((sizes["lists"], sizes["k"]), chance),
+        "shard": _shard(sizes),
+    }
+
+
+def _rows_inputs(sizes: Mapping[str, Any], chance: torch.Generator, flat: str) -> Inputs:
+    """Whole pages in random order, then single rows; ``skip`` flat rows left out at either end.
+    ``flat``: the name of the copy, "out" or "source"."""
+    layers, page, m = sizes["layers"], sizes["page_size"], sizes["rows"]
+    pages = -(-m // page) + 2
+    order = torch.randperm(pages, generator=chance)
+    rows = (order[:, None] * page + torch.arange(page)).flatten()[:m]
+    if sizes["shuffled"]:
+        rows = rows[torch.randperm(m, generator=chance)]
+    kind, e, begin = getattr(torch, sizes["dtype"]), sizes["elements"], sizes["skip"]
+    end = layers * m - begin
+    blocks = (layers, -(-m // sizes["block_rows"]))
+    return {
+        "buffer": _garbage((layers, pages * page, e), kind, chance),
+        "rows": rows,
+        flat: _garbage((end - begin, e), kind, chance),
+        "begin": begin,
+        "end": end,
+        "sums": torch.randint(-(2**62), 2**62, blocks, generator=chance),
+        "block_rows": sizes["block_rows"],
+        "page_size": page,
+    }
+
+
+def _write_inputs(sizes: Mapping[str, Any], chance: torch.Generator) -> Inputs:
+    """Distinct slots, padding, ids out of bounds, parts that are slices of one projection."""
+    shard, n, d1 = _shard(sizes), sizes["n"], sizes["d1"]
+    width = shard.turn * 2
+    slots = (-(-n // width) + 1) * width
+    ids = width + torch.randperm(slots - width, generator=chance)[:n]
+    ids[3::5] = torch.randint(-1, width, (len(ids[3::5]),), generator=chance)
+    wrong = torch.randperm(n, generator=chance)[: sizes["bad"]]
+    ids[wrong] = torch.where(wrong % 2 == 0, slots + wrong, -2 - wrong)
+    kind, row = getattr(torch, sizes["dtype"]), d1 + sizes["d2"]
+    projection = _garbage((n, row + 3), kind, chance)
+    return {
+        "layer": _garbage((slots // shard.dcp_size, row), kind, chance),
+        "ids": ids,
+        "k_nope": projection[:, :d1],
+        "k_rope": projection[:, d1 + 3 :],
+        "shard": shard,
+        "first_slot": width,
+        "slot_end": slots,
+    }
+
+
+def _write_bytes(inputs: Inputs) -> int:
+    rows = nbytes(inputs["k_nope"], inputs["k_rope"]) // int(inputs["shard"].dcp_size)
+    return nbytes(inputs["ids"]) + 2 * rows
+
+
+def _merge_inputs(sizes: Mapping[str, Any], chance: torch.Generator) -> Inputs:
+    """A fifth of the shards is empty, and their outputs are whatever the memory held."""
+    shape = (sizes["dcp_size"], sizes["queries"], sizes["heads"])
+    out = torch.randn(*shape, sizes["d"], generator=chance)
+    lse = torch.randn(shape, generator=chance) * 8
+    empty = torch.rand(shape, generator=chance) < 0.2
+    out = torch.where(empty[..., None], torch.nan, out).to(getattr(torch, sizes["dtype"]))
+    return {"out": out, "lse": torch.where(empty, -torch.inf, lse)}
+
+
+def _merge_bytes(inputs: Inputs) -> int:
+    out, lse = inputs["out"], inputs["lse"]
+    return nbytes(out, lse, out[0]) + 4 * int(lse[0].numel())
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Bytes of the elements of these tensors."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _shard(sizes: Mapping[str, Any]) -> Shard:
+    return Shard(sizes["dcp_size"], sizes["dcp_rank"], sizes.get("interleave", 1))
+
+
+def _garbage(shape: tuple[int, ...], kind: torch.dtype, chance: torch.Generator) -> Tensor:
+    """Random bytes seen as ``kind``: of a float type, NaN and infinity among them."""
+    size = torch.empty(0, dtype=kind).element_size()
+    made = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), generator=chance)
+    return made.to(torch.uint8).view(kind)
+
+
+def _ids_with_holes(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
+    ids = torch.randint(0, _PAGES, shape, generator=chance)
+    return torch.where(torch.rand(shape, generator=chance) < 0.125, -1, ids)
 
 
 def _table(names: str, *rows: tuple[int | str, ...]) -> tuple[Sizes, ...]:
     return tuple(dict(zip(names.split(), row, strict=True)) for row in rows)
 
 
+_RANKS = {
+    "dcp_size": "ranks that share one request's KV (c)",
+    "dcp_rank": "the rank that asks, 0 .. c-1",
+}
+_TURN = {**_RANKS, "interleave": "consecutive slots that one rank stores (I)"}
+# Every c of 1 .. 8 with interleaves, first or last rank in turn.
+_TURNS = [
+    {"dcp_size": c, "dcp_rank": (c - 1) * (which % 2), "interleave": interleave}
+    for c in range(1, 9)
+    for which, interleave in enumerate((1, 2, 5))
+]
+# Starts in every phase, lengths on both sides of a block.
+_RUNS = [
+    {**turn, "start": start, "n": n}
+    for at, turn in enumerate(_TURNS)
+    for start, n in ((0, 1025), (at + 1, 37 + at), (7 * at + 2**40, 1 + at % 3))
+]
+_ROW_AXES = {
+    "layers": "layers of the buffer",
+    "rows": "rows of the request on this rank",
+    "elements": "elements of a row",
+    "dtype": "their type",
+    "page_size": "rows of a page",
+    "block_rows": "rows that are summed together",
+    "shuffled": "1: rows in any order, 0: whole pages in order",
+    "skip": "flat rows left out at either end",
+}
 _COPIES = _table(
-    "layers rows elements dtype page_size block_rows shuffled skip",
+    " ".join(_ROW_AXES),
     (1, 0, 8, "bfloat16", 1, 4, 0, 0),
     (1, 1, 1, "uint8", 1, 1, 0, 0),
     (3, 64, 576, "bfloat16", 16, 64, 0, 0),
@@ -63,103 +236,74 @@ _COPIES = _table(
     (2, 9, 1200, "float32", 4, 8, 0, 2),
     (5, 17, 2, "bfloat16", 2, 100, 0, 8),
 )
-
-_WRITES: tuple[Sizes, ...] = tuple(
-    {**turn, "n": n, "d1": d1, "d2": d2, "dtype": dtype, "bad": bad}
-    for turns, widths in (
-        (
-            _turns(),
-            ((37, 512, 64, "bfloat16", 2), (9, 512, 64, "bfloat16", 0), (70, 7, 2, "uint8", 3)),
-        ),
-        (
-            [_turns()[4]] * 4,
-            (
-                (0, 8, 4, "bfloat16", 0),
-                (1, 5, 3, "float32", 0),
-                (11, 656, 0, "uint8", 0),
-                (11, 3, 1, "bfloat16", 1),
-            ),
-        ),
-    )
-    for turn, (n, d1, d2, dtype, bad) in zip(turns, cycle(widths), strict=False)
+_WRITES = _table(
+    "n d1 d2 dtype bad",
+    (37, 512, 64, "bfloat16", 2),
+    (9, 512, 64, "bfloat16", 0),
+    (70, 7, 2, "uint8", 3),
+    (0, 8, 4, "bfloat16", 0),
+    (1, 5, 3, "float32", 0),
+    (11, 656, 0, "uint8", 0),
+    (11, 3, 1, "bfloat16", 1),
 )
-
 _MERGES = _table(
-        "dcp_size queries heads d dtype",
-        *((c, 3, 5, 64, ("float32", "bfloat16", "float16")[c % 3]) for c in range(1, 9)),
-        (4, 0, 16, 64, "bfloat16"), (8, 1, 1, 1, "float32"), (3, 2, 7, 129, "float32"),
-        (8, 2, 16, 512, "bfloat16"), (2, 1, 3, 700, "float32"), (2, 2, 3, 0, "float32"),
-)  # fmt: skip
-
-
-def _rename(inputs: Inputs) -> int:
-    (ids,) = (inputs[k] for k in ("ids", "topk") if k in inputs)
-    return 16 * int(ids.numel())
-
-
-_ROW_AXES = {
-    "layers": "layers of the buffer",
-    "rows": "rows of the request on this rank",
-    "elements": "elements of a row",
-    "dtype": "their type",
-    "page_size": "rows of a page",
-    "block_rows": "rows that are summed together",
-    "shuffled": "1: rows in any order, 0: whole pages in order",
-    "skip": "flat rows left out at either end",
-}
+    "dcp_size queries heads d dtype",
+    *((c, 3, 5, 64, ("float32", "bfloat16", "float16")[c % 3]) for c in range(1, 9)),
+    (4, 0, 16, 64, "bfloat16"),
+    (8, 1, 1, 1, "float32"),
+    (3, 2, 7, 129, "float32"),
+    (8, 2, 16, 512, "bfloat16"),
+    (2, 1, 3, 700, "float32"),
+    (2, 2, 3, 0, "float32"),
+)
 
 SPECS: tuple[OpSpec, ...] = (
     OpSpec(
-        "localize_run", localize_run, _RUN, _runs(), make.run_inputs, (), 0.0, make.run_bytes
-    ),
-    OpSpec(
-        "localize_run_checked",
         localize_run,
-        {**_RUN, "bad": "ids that are wrong"},
-        tuple(_bad(sizes, at % 4) for at, sizes in enumerate(_runs())),
-        make.checked_run_inputs,
-        ("flag",),
-        0.0,
-        make.run_bytes,
+        {"n": "ids, one a position", "start": "position of the first id", **_TURN},
+        (*_RUNS, {**_TURNS[4], "start": 3, "n": 0}),
+        _run_inputs,
+        _run_bytes,
     ),
     OpSpec(
-        "localize_fixed_shape",
         localize_fixed_shape,
         {"n": "ids, in any order", **_TURN, "hole": "what stands for an id of another rank"},
         tuple(
             {**turn, "n": n, "hole": -(at % 2)}
-            for at, turn in enumerate(_turns())
+            for at, turn in enumerate(_TURNS)
             for n in (at * 50, 1)
         ),
-        make.fixed_inputs,
-        (),
-        0.0,
-        _rename,
+        _fixed_inputs,
+        lambda inputs: 2 * nbytes(inputs["ids"]),
     ),
     OpSpec(
-        "remap_topk",
         remap_topk,
-        {"lists": "lists, one a query", "k": "ids of a list", **_RANKS},
+        {"lists": "lists, one a query", "k": "ids of a list", **_TURN},
         tuple(
-            {"dcp_size": c, "dcp_rank": c - 1, "lists": lists, "k": k}
-            for c in range(1, 9)
-            for lists, k in ((3, 37 * c), (1, 1), (2, 0), (0, 5), (2, 4097 + c))
+            {**turn, "lists": lists, "k": k + at}
+            for at, turn in enumerate(_TURNS)
+            for lists, k in ((3, 37), (0, 5), (2, 4097))
         ),
-        make.topk_inputs,
-        (),
-        0.0,
-        _rename,
+        _topk_inputs,
+        lambda inputs: 2 * nbytes(inputs["topk"]),
     ),
     OpSpec(
-        "gather_rows", gather_rows, _ROW_AXES, _COPIES, partial(make.rows_inputs, flat="out"),
-        ("out", "sums"), 0.0, make.rows_bytes,
+        gather_rows,
+        _ROW_AXES,
+        _COPIES,
+        partial(_rows_inputs, flat="out"),
+        lambda inputs: 2 * nbytes(inputs["out"]),
+        ("out", "sums"),
     ),
     OpSpec(
-        "scatter_rows", scatter_rows, _ROW_AXES, _COPIES, partial(make.rows_inputs, flat="source"),
-        ("buffer", "sums"), 0.0, make.rows_bytes,
+        scatter_rows,
+        _ROW_AXES,
+        _COPIES,
+        partial(_rows_inputs, flat="source"),
+        lambda inputs: 2 * nbytes(inputs["source"]),
+        ("buffer", "sums"),
     ),
     OpSpec(
-        "set_mla_kv_buffer",
         set_mla_kv_buffer,
         {
             **_TURN,
@@ -167,16 +311,14 @@ SPECS: tuple[OpSpec, ...] = (
             "d1": "elements without position",
             "d2": "elements with position",
             "dtype": "type of the buffer",
-            "bad": "ids that are wrong",
+            "bad": "ids that are out of bounds",
         },
-        _WRITES,
-        make.write_inputs,
-        ("layer", "flag"),
-        0.0,
-        make.write_bytes,
+        tuple({**turn, **write} for turn, write in zip(_TURNS, cycle(_WRITES), strict=False)),
+        _write_inputs,
+        _write_bytes,
+        ("layer",),
     ),
     OpSpec(
-        "merge_stacked",
         merge_stacked,
         {
             "dcp_size": "ranks (c)",
@@ -186,9 +328,8 @@ SPECS: tuple[OpSpec, ...] = (
             "dtype": "type of the outputs; lse is float32",
         },
         _MERGES,
-        make.merge_inputs,
-        (),
-        1e-5,
-        make.merge_bytes,
+        _merge_inputs,
+        _merge_bytes,
+        tolerance=1e-5,
     ),
-)  # fmt: skip
+)

@@ -1,8 +1,8 @@
 """Write the new tokens of a step into one layer, each on the rank that owns its slot.
 
 Every rank is handed the same ids and the same rows, and stores those whose slot is its own
-(``Shard``). What is not its own is not stored at all; a write
-of other ranks' rows to a stand-in row would cost c times the bytes.
+(``Shard``). What is not its own is not stored at all; a write of other ranks' rows to a stand-in
+row would cost c times the bytes.
 
 Worked example, c=2, W=4, ids [4, 5, -1, 2]: rank 0 stores element 0 in row 2, rank 1 element 1 in
 row 2; -1 and slot 2 are padding (below ``first_slot`` 4) and are stored by nobody.
@@ -16,7 +16,6 @@ from kvlab.index import Shard
 from kvlab.index.layout import require_int
 from kvlab.index.spaces import as_ids
 from kvlab.ops.backend import Backend, choose
-from kvlab.ops.flag import CheckFlag
 
 
 def set_mla_kv_buffer(
@@ -28,7 +27,6 @@ def set_mla_kv_buffer(
     *,
     first_slot: int,
     slot_end: int,
-    flag: CheckFlag | None = None,
     backend: Backend | None = None,
 ) -> None:
     """Store the rows of this rank's ids: ``layer[row] = [k_nope | k_rope]``.
@@ -38,12 +36,9 @@ def set_mla_kv_buffer(
         ids: int64 ``(n,)`` (int32 is widened), widened slots, those that are stored distinct.
         k_nope, k_rope: ``(n, d1)``, ``(n, d2)`` in the dtype of ``layer``, elements of a row
             adjacent; rows may be strided (slices of one projection).
-        first_slot, slot_end: ids in between are stored by their owner. Ids from -1 to below
-            ``first_slot`` are padding: right, and stored by nobody.
-        flag: takes the index of the first id that is below -1 or not below ``slot_end``, looked
-            for on every rank among all ids. Such an id is stored by nobody, flag or none.
+        first_slot, slot_end: ids in between are stored by their owner, all others by nobody.
 
-    The twin does not synchronise; the reference selects, which on CUDA does. Cost: 8n bytes and
+    The twin does not synchronize; the reference selects, which on CUDA does. Cost: 8n bytes and
     this rank's rows, read and written once. Errors: LayoutError for shapes or types that do not
     fit, or a buffer without the last row; IndexSpaceError for other than int ids; BackendError.
     """
@@ -56,18 +51,13 @@ def set_mla_kv_buffer(
             f"the buffer must have a row for every slot below slot_end: got {len(layer)} rows for "
             f"slot_end={slot_end}, {shard}; pass the layout's slot_end"
         )
-    extra = [] if flag is None else [flag.value]
-    if choose(backend, layer, ids, k_nope, k_rope, *extra) == "triton":
+    if choose(backend, layer, ids, k_nope, k_rope) == "triton":
         from kvlab.ops.kernels import owner_write as twin
 
-        bounds = (first_slot, slot_end)
-        twin.set_mla_kv_buffer(layer, ids, k_nope, k_rope, shard, bounds, flag)
+        twin.set_mla_kv_buffer(layer, ids, k_nope, k_rope, shard, (first_slot, slot_end))
         return
-    if flag is not None:
-        flag.lower((ids < -1) | (ids >= slot_end))
     mine = torch.nonzero((ids >= first_slot) & (ids < slot_end) & shard.owns(ids)).flatten()
-    rows = shard.row(ids[mine])
-    width = k_nope.shape[1]
+    rows, width = shard.row(ids[mine]), k_nope.shape[1]
     layer[rows, :width] = k_nope[mine]
     layer[rows, width:] = k_rope[mine]
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvlab.report.stamps import ReportError
+from kvlab.report.notebook_files import ReportError
 
 MANIFEST = "manifest.json"
 FORMAT = "kvlab-report-2"

@@ -183,7 +183,7 @@ def test_help_loads_no_library_that_computes_and_owners_neither_pandas_nor_figur
     script = (
         "import sys; from kvlab.cli import main; main(['crash', '--help']); "
         "print(sorted({'torch', 'numpy', 'pandas'} & sys.modules.keys())); main(['owners']); "
-        "slow = {'pandas', 'matplotlib', 'transformers', 'nbconvert', 'kvlab.report'}; "
+        "slow = {'pandas', 'matplotlib', 'transformers', 'nbclient', 'kvlab.report'}; "
         "print(sorted(slow & sys.modules.keys()))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

@@ -1,12 +1,14 @@
 """Cells keep a request whole: after a failure on one rank every rank can try again."""
 
+from typing import Any
+
 import pytest
 import torch
 
+from kvlab import ops
 from kvlab.engine import FingerprintCells
 from kvlab.errors import HostFullError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.memory.rows import scatter_rows
 
 LAYOUT = DcpLayout(4, 2, 9)
 OLD, NEW = WidenedSlots(torch.arange(8, 27)), WidenedSlots(torch.arange(40, 59))
@@ -36,15 +38,18 @@ def test_a_restore_that_fails_on_one_rank_can_be_done_again(
     cells.release(5, OLD)
     calls: list[object] = []
 
-    def failing(*given: object) -> None:
+    real = ops.scatter_rows
+
+    def failing(*given: Any, **options: Any) -> None:
         calls.append(given)
         if len(calls) == 3:
             raise RuntimeError("the bus is gone")
-        scatter_rows(*given)  # type: ignore[arg-type]  # the arguments as they came
+        real(*given, **options)
 
-    monkeypatch.setattr("kvlab.memory.lanes.scatter_rows", failing)
-    with pytest.raises(RuntimeError, match="bus"):
-        cells.restore(5, backups, NEW)
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "scatter_rows", failing)
+        with pytest.raises(RuntimeError, match="bus"):
+            cells.restore(5, backups, NEW)
     assert not any(backup.spent for backup in backups)
     cells.restore(5, backups, NEW)
     cells.check(5, NEW)

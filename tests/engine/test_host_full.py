@@ -17,8 +17,9 @@ from kvlab.engine.result import ABORT_HOST_FULL
 from kvlab.engine.workload import Request
 from kvlab.errors import BackupError
 from kvlab.index import DcpLayout, Shard, WidenedSlots, get_dcp_lens
-from kvlab.memory import DeferredLane, HostArena, KvBackup
+from kvlab.memory import HostArena, KvBackup
 from tests.engine.reference_node import ReferenceNode, Req, reference
+from tests.memory.late import late
 
 Run = tuple[tuple[Request, ...], NodeConfig]
 FULL: st.SearchStrategy[HostFull] = st.sampled_from(["abort", "recompute"])
@@ -162,7 +163,7 @@ def cells_of(layout: DcpLayout, seed: int | None) -> FingerprintCells:
     """With a seed, backups are in flight while the scheduler goes on, and land in its order."""
     if seed is None:
         return FingerprintCells(layout)
-    return FingerprintCells(layout, lane=lambda: DeferredLane(seed), wait=False)
+    return FingerprintCells(layout, transfer=lambda: late(seed), wait=False)
 
 
 def test_what_the_real_arenas_decline_is_what_their_sizes_say_and_nothing_stays_lent() -> None:

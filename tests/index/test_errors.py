@@ -84,8 +84,6 @@ TABLE: dict[str, Row] = {
     ),
     "a negative rank": (lambda: WIDE.slot(-1, 64), LayoutError, r"rank must be at least 0"),
     "a negative count": (lambda: WIDE.pages_for(-1), LayoutError, r"tokens must be at least 0"),
-    "rows of no bytes": (lambda: WIDE.bytes_per_rank(0), LayoutError, r"row_bytes must be at lea"),
-    "no layers": (lambda: WIDE.bytes_per_rank(8, 0), LayoutError, r"layers must be at least 1"),
     # Runs and their rows.
     "a negative start": (
         lambda: index.WidenedSlots(ids([4]), start=-1),

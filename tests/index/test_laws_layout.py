@@ -93,12 +93,6 @@ def test_a_layout_of_one_rank_is_the_identity() -> None:
     assert layout.slot_end == layout.row_end
 
 
-def test_bytes_count_the_padding_page_and_every_layer() -> None:
-    layout = DcpLayout(8, page_size=64, num_pages=1024)
-    assert layout.bytes_per_rank(row_bytes=1152) == 65600 * 1152
-    assert layout.bytes_per_rank(row_bytes=1152, layers=61) == 65600 * 1152 * 61
-
-
 def test_one_id_may_come_from_numpy_or_a_tensor_and_leaves_as_an_int() -> None:
     layout = DcpLayout(2, page_size=2, num_pages=2)
     numpy_id = torch.tensor([9]).numpy()[0]

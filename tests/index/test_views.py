@@ -1,7 +1,5 @@
 """What a layout, slots and rows show of themselves is true, well formed, and costs no wait."""
 
-from itertools import pairwise
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +70,7 @@ def test_what_a_strip_of_pages_leaves_out_is_counted(lay: DcpLayout) -> None:
 
 
 @given(runs())
-def test_slots_show_their_ids_at_their_positions_and_a_line_where_a_stretch_begins(
+def test_slots_show_their_ids_at_their_positions(
     case: tuple[DcpLayout, WidenedSlots],
 ) -> None:
     _, slots = case
@@ -86,10 +84,6 @@ def test_slots_show_their_ids_at_their_positions_and_a_line_where_a_stretch_begi
     for table in rest:
         for column in table.columns():
             assert int(column["slot"]) == ids[int(column["position"]) - slots.start]
-        _, cells = table.rows
-        for before, cell in pairwise(cells[1:]):
-            if not {before.text, cell.text} & {"..."}:
-                assert ("border-left" in cell.style) == (int(cell.text) != int(before.text) + 1)
 
 
 @given(runs(), st.data())
@@ -103,19 +97,12 @@ def test_rows_show_the_row_page_and_position_of_each_slot(
     assert numbers(told.caption) == [rank, lay.dcp_size]
     assert numbers(read_facts(told)["rows"]) == [len(rows), len(slots)]
     assert bool(rest) == bool(len(rows))
-    if len(rows):
-        used = int(rows.ids[-1]) % lay.page_size + 1
-        assert numbers(read_facts(told)["last row"]) == [used, lay.page_size]
     for table in rest:
         for column in table.columns():
             slot = int(slots.ids[int(column["position"]) - slots.start])
             row = int(column[f"r{rank} row"])
             assert (lay.owner(slot), lay.row(slot)) == (rank, row)
             assert int(column["page"]) == row // lay.page_size
-        heads, _, pages = table.rows
-        for before, after, head in zip(pages[1:], pages[2:], heads[2:], strict=False):
-            if not {before.text, after.text} & {"..."}:
-                assert ("border-left" in head.style) == (before.text != after.text)
 
 
 def test_rows_of_a_page_table_say_their_edition() -> None:

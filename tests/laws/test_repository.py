@@ -23,7 +23,7 @@ TOOLS = {
     "jupyterlab": "make lab",
     "myst-nb": "Sphinx, as its reader",
     "safetensors": "transformers, for checkpoints without pickle",
-    "sphinx": "the site, which is being moved to it",
+    "sphinx": "docs/, the site of the report",
 }
 MAX_LINES = 500
 
@@ -106,6 +106,7 @@ def test_every_library_that_is_imported_is_a_declared_dependency() -> None:
     optional = [Requirement(line) for name in ("parquet", "triton") for line in extras[name]]
     declared = {requirement.name for requirement in DIRECT + optional}
     assert libraries_imported_below("kvlab") - declared == set()
+    assert libraries_imported_below("docs") - declared - {"pages"} == set()
     for folder in ("tests", "scripts"):
         declared |= {requirement.name for requirement in DEV}
         assert libraries_imported_below(folder) - declared == set(), folder

@@ -23,7 +23,6 @@ from kvlab.memory import (
     StatePool,
     UnifiedKVPool,
 )
-from kvlab.ranks import get_parallel
 
 from .support import assemble
 
@@ -46,7 +45,7 @@ class Node:
 
     def __init__(self, layout: DcpLayout, pool: type[MLATokenToKVPool] = MLATokenToKVPool) -> None:
         self.layout = layout
-        self.allocator = PagedTokenToKVPoolAllocator(layout, need_sort=layout.dcp_size % 2 == 0)
+        self.allocator = PagedTokenToKVPoolAllocator(layout)
         self.table = ReqToTokenPool(REQUESTS, layout.capacity_tokens, layout)
         self.pages = PageTable(layout, physical_pages=layout.num_pages)
         ranks = range(layout.dcp_size)
@@ -71,11 +70,10 @@ class Node:
         assert self.pages.map_pages([page for page in pages if int(self.pages.v2p[page]) < 0])
         values = self.mark(rid, begin, begin + len(slots))
         for pools in self.kinds:
-            for rank, pool in enumerate(pools):
-                with get_parallel().override(dcp_size=self.layout.dcp_size, dcp_rank=rank):
-                    for layer in range(2):
-                        part = values[layer]
-                        pool.set_mla_kv_buffer(layer, slots, part[:, :2], part[:, 2:])
+            for pool in pools:
+                for layer in range(2):
+                    part = values[layer]
+                    pool.set_mla_kv_buffer(layer, slots, part[:, :2], part[:, 2:])
 
     def admit(self, rid: int, tokens: int) -> bool:
         slots = self.allocator.alloc_extend(0, tokens)

@@ -40,8 +40,8 @@ C09 = DcpLayout(dcp_size=2, page_size=2, num_pages=3)  # of case c09
 SMALL = DcpLayout(dcp_size=4, page_size=2, num_pages=4)  # W = 8, slots 8..39
 
 
-def allocator(layout: DcpLayout = SMALL, *, need_sort: bool = False) -> PagedTokenToKVPoolAllocator:
-    return PagedTokenToKVPoolAllocator(layout, need_sort=need_sort)
+def allocator(layout: DcpLayout = SMALL) -> PagedTokenToKVPoolAllocator:
+    return PagedTokenToKVPoolAllocator(layout)
 
 
 def got(slots: Tensor | None) -> list[int]:
@@ -57,7 +57,7 @@ def pages_in_order(a: PagedTokenToKVPoolAllocator) -> list[int]:
 
 
 def state(a: PagedTokenToKVPoolAllocator) -> tuple[object, ...]:
-    return (a._free.copy(), a._staged.copy(), a._is_free.copy(), a._group and a._group.copy())
+    return (a._free.copy(), a._is_free.copy())
 
 
 def ids(values: Sequence[int]) -> Tensor:

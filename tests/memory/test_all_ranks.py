@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from kvlab import ops
 from kvlab.errors import BackupError, LayoutError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
-    DeferredLane,
     HybridLinearKVPool,
     MLATokenToKVPool,
     PagedTokenToKVPoolAllocator,
@@ -19,9 +19,8 @@ from kvlab.memory import (
     back_up_ranks,
     restore_ranks,
 )
-from kvlab.memory.rows import scatter_rows
 
-from .staged import put_on
+from .late import late
 from .support import bits, make_pools, scramble, state_pool
 
 LAYOUT = DcpLayout(3, 2, 8)
@@ -42,16 +41,18 @@ def test_rows_of_all_ranks_and_the_state_survive_an_error_in_the_middle(
     assert [backup.state is not None for backup in backups] == [True, False, False]
 
     calls: list[object] = []
+    real = ops.scatter_rows
 
-    def failing(*given: object) -> None:
+    def failing(*given: Any, **options: Any) -> None:
         calls.append(given)
         if len(calls) == 2:
             raise RuntimeError("the bus is gone")
-        scatter_rows(*given)  # type: ignore[arg-type]  # the arguments as they came
+        real(*given, **options)
 
-    monkeypatch.setattr("kvlab.memory.lanes.scatter_rows", failing)
-    with pytest.raises(RuntimeError, match="bus"):
-        restore_ranks(pools, backups, NEW, states, new)
+    with monkeypatch.context() as patch:
+        patch.setattr(ops, "scatter_rows", failing)
+        with pytest.raises(RuntimeError, match="bus"):
+            restore_ranks(pools, backups, NEW, states, new)
     assert not any(backup.spent for backup in backups)
     restore_ranks(pools, backups, NEW, states, new)
     assert torch.equal(states.temporal[:, new], state)
@@ -70,9 +71,8 @@ def test_nothing_is_written_when_the_last_rank_or_the_state_does_not_fit() -> No
     before = [pool.buffer.clone() for pool in pools]
     with pytest.raises(BackupError, match="rows and state of a request are restored together"):
         restore_ranks(pools, backups, NEW)
-    backups[2].kv.view(torch.uint8)[0, 0, 0] ^= 1
-    with pytest.raises(BackupError, match="changed since it was made"):
-        restore_ranks(pools, backups, NEW, states, slot)
+    with pytest.raises(BackupError, match="position count is 11, the place's is 10"):
+        restore_ranks(pools, backups, WidenedSlots(NEW.ids[:10]), states, slot)
     for pool, old in zip(pools, before, strict=True):  # as bits: random bytes hold NaN
         assert torch.equal(bits(pool.buffer), bits(old))
     assert not any(backup.spent for backup in backups)
@@ -112,7 +112,9 @@ def test_nothing_is_written_behind_the_back_of_who_got_an_error(
 ) -> None:
     """The last rank fails while the copies of the others are in flight: they end first."""
     pools = make_pools(LAYOUT)
-    lanes = put_on(pools, DeferredLane)
+    transfers = [late() for _ in pools]
+    for pool, transfer in zip(pools, transfers, strict=True):
+        pool.transfer = transfer
     scramble(pools, seed=3)
     backups = back_up_ranks(pools, OLD)
 
@@ -122,7 +124,7 @@ def test_nothing_is_written_behind_the_back_of_who_got_an_error(
     monkeypatch.setattr(pools[2], "write_rows", failing)
     with pytest.raises(RuntimeError, match="bus"):
         restore_ranks(pools, backups, NEW)
-    assert [lane.in_flight for lane in lanes] == [0, 0, 0]
+    assert [transfer.in_flight for transfer in transfers] == [0, 0, 0]
     assert not any(backup.spent for backup in backups)
 
 

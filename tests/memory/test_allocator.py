@@ -76,8 +76,6 @@ def test_nothing_is_a_valid_amount() -> None:
     a.free(ids([]))
     a.free_segments(ids([]), [])
     a.free_segments(ids([]), [(0, 0)])
-    with a.free_group():
-        pass
     assert a.available_size() == 32
     assert a.audit() == []
 
@@ -90,30 +88,8 @@ def test_freed_pages_come_back_first() -> None:
     assert pages_in_order(a) == [1, 2, 4]
 
 
-def test_a_sorting_allocator_hands_fresh_pages_out_until_they_run_short() -> None:
-    a = allocator(need_sort=True)
-    slots = got(a.alloc(24))
-    a.free(ids(slots[8:16]))
-    a.free(ids(slots[:8]))
-    assert a.available_size() == 24
-    assert got(a.alloc(8))[0] == 32  # page 4 was never used
-    assert pages_in_order(a) == [1, 2]
-
-
-def test_a_group_frees_its_pages_ascending_at_its_end() -> None:
+def test_none_changes_nothing_not_even_the_order() -> None:
     a = allocator()
-    slots = got(a.alloc(32))
-    with a.free_group():
-        for page in (4, 2, 3):
-            a.free(ids(slots[(page - 1) * 8 : page * 8]))
-            assert a.available_size() == 0
-            assert a.alloc(8) is None
-    assert pages_in_order(a) == [2, 3, 4]
-
-
-@pytest.mark.parametrize("need_sort", [False, True])
-def test_none_changes_nothing_not_even_the_order(need_sort: bool) -> None:
-    a = allocator(need_sort=need_sort)
     slots = got(a.alloc(24))
     a.free(ids(slots[8:24]))
     before = state(a)
@@ -213,12 +189,12 @@ def test_last_locs_as_torch_gives_them() -> None:
 
 @pytest.mark.parametrize("break_it", ["twice", "map", "padding", "lost"])
 def test_the_audit_finds_each_corruption(break_it: str) -> None:
-    a = allocator(need_sort=True)
+    a = allocator()
     slots = got(a.alloc(16))
     a.free(ids(slots))
     assert a.audit() == []
     if break_it == "twice":
-        a._staged.append(a._free[0])
+        a._free.append(a._free[0])
         text = "a page is listed as free twice"
     elif break_it == "map":
         a._is_free[1] = False
@@ -227,6 +203,6 @@ def test_the_audit_finds_each_corruption(break_it: str) -> None:
         a._free.append(0)
         text = "the padding page is listed as free"
     else:
-        a._staged.pop()
+        a._free.pop()
         text = "the free list and the page map disagree"
     assert text in a.audit()

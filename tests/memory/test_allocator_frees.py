@@ -102,38 +102,13 @@ def test_ids_that_cannot_be_freed_free_nothing(
     assert state(a) == before
 
 
-def test_a_page_is_freed_once_also_in_a_group() -> None:
+def test_a_page_is_freed_once() -> None:
     a = allocator()
     slots = torch.tensor(got(a.alloc(24)))
-    with a.free_group():
-        a.free(slots[:4])
-        with pytest.raises(PoolError, match=r"page 1 \(slots 8\.\.15\) is freed already"):
-            a.free(slots[4:16])
-        with pytest.raises(PoolError, match="is freed already"):
-            a.free_segments(slots, [(0, 24)])
-    assert a.available_size() == 16
+    a.free(slots[:4])
+    with pytest.raises(PoolError, match=r"page 1 \(slots 8\.\.15\) is freed already"):
+        a.free(slots[4:16])
     with pytest.raises(PoolError, match="is freed already"):
-        a.free(slots[:1])
+        a.free_segments(slots, [(0, 24)])
+    assert a.available_size() == 16
     assert a.audit() == []
-
-
-def test_an_error_inside_a_group_frees_nothing_and_closes_it() -> None:
-    a = allocator()
-    slots = torch.tensor(got(a.alloc(24)))
-    with pytest.raises(RuntimeError, match="stop"), a.free_group():
-        a.free(slots[:8])
-        raise RuntimeError("stop")
-    assert a.available_size() == 8
-    a.free(slots)  # page 1 is still ours to free
-    assert a.available_size() == 32
-
-
-def test_groups_do_not_nest_and_the_outer_one_survives_the_attempt() -> None:
-    a = allocator()
-    slots = torch.tensor(got(a.alloc(16)))
-    with a.free_group():
-        a.free(slots[:8])
-        with pytest.raises(PoolError, match="free groups do not nest"), a.free_group():
-            raise AssertionError("the inner group must not open")
-        a.free(slots[8:])
-    assert a.available_size() == 32

@@ -1,7 +1,7 @@
 """The allocator beside a model of plain lists, under any order of calls.
 
-The model knows pages only: a queue of free ones, a waiting room for sorted ones, and for each
-request the list of its slots. Whatever is called next, the slots handed out, their order, and what
+The model knows pages only: a queue of free ones, and for each request the list of its slots.
+Whatever is called next, the slots handed out, their order, and what
 is left must be the model's.
 """
 
@@ -20,35 +20,24 @@ from .support import ids
 
 
 class AllocatorMachine(RuleBasedStateMachine):
-    @initialize(
-        c=st.sampled_from((1, 2, 3, 4)),
-        page=st.integers(1, 3),
-        pages=st.integers(1, 9),
-        need_sort=st.booleans(),
-    )
-    def start(self, c: int, page: int, pages: int, need_sort: bool) -> None:
-        self.a = PagedTokenToKVPoolAllocator(DcpLayout(c, page, pages), need_sort=need_sort)
-        self.w, self.pages, self.need_sort = c * page, pages, need_sort
+    @initialize(c=st.sampled_from((1, 2, 3, 4)), page=st.integers(1, 3), pages=st.integers(1, 9))
+    def start(self, c: int, page: int, pages: int) -> None:
+        self.a = PagedTokenToKVPoolAllocator(DcpLayout(c, page, pages))
+        self.w, self.pages = c * page, pages
         self.queue = list(range(1, pages + 1))
-        self.waiting: list[int] = []
         self.rows: dict[int, list[int]] = {}
         self.names = 0
 
     # --- the model -------------------------------------------------------------------------------
 
     def take(self, count: int) -> list[int] | None:
-        if count > len(self.queue) + len(self.waiting):
-            return None
         if count > len(self.queue):
-            self.queue, self.waiting = sorted(self.queue + self.waiting), []
+            return None
         out, self.queue = self.queue[:count], self.queue[count:]
         return out
 
     def put(self, pages: Sequence[int]) -> None:
-        if self.need_sort:
-            self.waiting += pages
-        else:
-            self.queue = [*pages, *self.queue]
+        self.queue = [*pages, *self.queue]
 
     def grow(self, row: list[int], count: int) -> list[int] | None:
         """The next ``count`` slots of a row, taking pages where it crosses."""
@@ -134,21 +123,6 @@ class AllocatorMachine(RuleBasedStateMachine):
         else:
             del self.rows[name]
 
-    @precondition(lambda self: self.rows)
-    @rule(data=st.data())
-    def free_together(self, data: st.DataObject) -> None:
-        names = data.draw(st.lists(st.sampled_from(sorted(self.rows)), unique=True))
-        pages: set[int] = set()
-        with self.a.free_group():
-            for name in names:
-                row = self.rows.pop(name)
-                pages |= {slot // self.w for slot in row}
-                if data.draw(st.booleans()):
-                    self.a.free(ids(row))
-                else:
-                    self.a.free_segments(ids(row), [(0, len(row))])
-        self.put(sorted(pages))
-
     # --- the laws --------------------------------------------------------------------------------
 
     @invariant()
@@ -159,7 +133,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert self.a.audit() == []
         assert self.a.used_pages == len(used)
         assert self.a.available_size() == (self.pages - len(used)) * self.w
-        assert sorted([*used, *self.queue, *self.waiting]) == list(range(1, self.pages + 1))
+        assert sorted([*used, *self.queue]) == list(range(1, self.pages + 1))
 
     @invariant()
     def a_slot_belongs_to_one_position_and_never_to_the_padding_page(self) -> None:

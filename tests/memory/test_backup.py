@@ -111,12 +111,7 @@ def test_backups_that_live_at_once_do_not_share_memory(kind: str) -> None:
     whole = assemble(pools)
     runs_ = [WidenedSlots(ids(slots_on([page, page + 4], layout, 0, 7))) for page in (1, 2, 3, 4)]
     backups = [[pool.get_cpu_copy(slots) for pool in pools] for slots in runs_]
-    spans = sorted(
-        (b._block.data_ptr(), b._block.numel())
-        for of in backups
-        for b in of
-        if b._block is not None
-    )
+    spans = sorted((b.block.data_ptr(), b.block.numel()) for of in backups for b in of)
     assert len(spans) == 8
     assert all(at + size <= after for (at, size), (after, _) in pairwise(spans))
     scramble(pools, seed=2)

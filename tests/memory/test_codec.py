@@ -34,7 +34,7 @@ def pool(kind: str = "sharded", dtype: torch.dtype = E4M3, scaled: bool = True) 
     if kind == "resolved":
         table = PageTable(LAYOUT, 8)
         table.map_pages([5, 1, 2, 6, 7])
-        return UnifiedKVPool(table, 1, scaled=scaled, **rules)  # type: ignore[arg-type]
+        return UnifiedKVPool(table, 1, scaled=scaled, **rules)
     made = MLATokenToKVPool if kind == "sharded" else ReplicatedKVPool
     return made(LAYOUT, 1, scaled=scaled, **rules)  # type: ignore[arg-type]
 

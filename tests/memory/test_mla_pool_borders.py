@@ -160,10 +160,10 @@ def test_a_run_that_has_no_rows(kind: str, slots: Any, text: str) -> None:
         (
             {"rank": 2},
             LayoutError,
-            r"dcp_rank must lie in \[0, 2\): got dcp_rank=2 with dcp_size=2",
+            r"rank must lie in \[0, 2\): got rank=2 with dcp_size=2",
         ),
-        ({"rank": -1}, LayoutError, r"dcp_rank must be at least 0"),
-        ({"rank": True}, LayoutError, r"dcp_rank must be an int"),
+        ({"rank": -1}, LayoutError, r"rank must be at least 0"),
+        ({"rank": True}, LayoutError, r"rank must be an int"),
         ({"layers": 0}, LayoutError, r"layers must be at least 1: MLA layers; got layers=0"),
         ({"layers": 2.0}, LayoutError, r"layers must be an int: MLA layers; got 2\.0 \(float\)"),
         (

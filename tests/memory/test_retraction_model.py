@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
-from kvlab.memory import MLATokenToKVPool
+from kvlab.memory import KvBackup, MLATokenToKVPool
 
 from .node import REQUESTS, Node
 from .support import SIZES
@@ -122,10 +122,16 @@ def test_retraction_under_natural_pressure(c: int) -> None:
 class RawPool(MLATokenToKVPool):
     """The pool before the fix: the CPU copy takes widened slots for rows."""
 
-    def _rows_of(self, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
+    def raw(self, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
         if isinstance(slots, PhysicalRows):
             return slots
         return PhysicalRows.assume_physical(slots.ids, self.layout, self.rank)
+
+    def get_cpu_copy(self, slots: WidenedSlots | PhysicalRows, wait: bool = True) -> KvBackup:
+        return super().get_cpu_copy(self.raw(slots), wait)
+
+    def check_load(self, backup: KvBackup, slots: WidenedSlots | PhysicalRows) -> PhysicalRows:
+        return super().check_load(backup, self.raw(slots))
 
 
 def test_the_model_sees_the_bug_when_it_is_silent() -> None:

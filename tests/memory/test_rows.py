@@ -5,9 +5,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from kvlab import ops
 from kvlab.errors import IndexSpaceError
-from kvlab.memory import rows as rows_module
-from kvlab.memory.rows import checksum, gather_rows, scatter_rows, whole_pages
+from kvlab.memory.transfer import checksum_of
+from kvlab.ops.rows import whole_pages
 
 from .support import bits, ids
 
@@ -24,6 +25,24 @@ WIDTHS = [
     (torch.float32, 3),
     (torch.float32, 4),
 ]
+
+
+def gather_rows(buffer: torch.Tensor, rows: torch.Tensor, out: torch.Tensor, page: int) -> str:
+    """As a pool backs up: all layers into ``out`` ``(layers, m, e)``; the checksum."""
+    blocks = ops.summed_rows(page)
+    sums = torch.zeros(len(out), -(-out.shape[1] // blocks), dtype=torch.int64)
+    flat = out.view(-1, out.shape[2])
+    ops.gather_rows(buffer, rows, flat, sums=sums, block_rows=blocks, page_size=page)
+    return checksum_of(sums, out)
+
+
+def scatter_rows(buffer: torch.Tensor, rows: torch.Tensor, host: torch.Tensor, page: int) -> None:
+    flat, blocks = host.view(-1, host.shape[2]), ops.summed_rows(page)
+    ops.scatter_rows(buffer, rows, flat, block_rows=blocks, page_size=page)
+
+
+def checksum(host: torch.Tensor, page: int) -> str:
+    return checksum_of(ops.sum_blocks(host, ops.summed_rows(page)), host)
 
 
 def noise(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -65,7 +84,7 @@ def test_gather_and_scatter_are_advanced_indexing(
     dtype, elements = width
     buffer = noise(2, total, elements, dtype=dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_module, "_BLOCK_ROWS", block)  # many blocks without many rows
+        patch.setattr("kvlab.ops.rows._BLOCK_ROWS", block)  # many blocks without many rows
         out = noise(2, len(rows), elements, dtype=dtype, seed=1)
         kept = buffer.clone()
         digest = gather_rows(buffer, ids(rows), out, page)
@@ -93,19 +112,6 @@ def test_more_rows_than_a_block_holds(page: int) -> None:
         want = torch.zeros_like(buffer)
         want[:, chosen] = out
         assert torch.equal(back, want)
-
-
-def test_rows_of_a_strided_index_are_the_rows_that_it_names() -> None:
-    buffer = noise(1, 12, 3, dtype=torch.uint8)
-    for page in (1, 2):
-        index = ids([4, 0, 5, 0, 8, 0, 9, 0, 11, 0])[::2]
-        assert not index.is_contiguous()
-        out = torch.empty(1, 5, 3, dtype=torch.uint8)
-        gather_rows(buffer, index, out, page)
-        assert torch.equal(out, buffer[:, [4, 5, 8, 9, 11]])
-        back = torch.zeros_like(buffer)
-        scatter_rows(back, index, out, page)
-        assert torch.equal(back[:, [4, 5, 8, 9, 11]], out)
 
 
 def test_the_same_row_may_be_read_twice() -> None:
@@ -144,7 +150,7 @@ def test_the_checksum_sees_a_changed_element_and_exchanged_blocks_or_layers(
 ) -> None:
     dtype, elements = data.draw(st.sampled_from(WIDTHS))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_module, "_BLOCK_ROWS", 4)
+        patch.setattr("kvlab.ops.rows._BLOCK_ROWS", 4)
         host = noise(2, data.draw(st.integers(5, 12)), elements, dtype=dtype)
         before = checksum(host, 2)
         assert checksum(host.clone(), 2) == before

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.report.check import problems
+from scripts.notebooks import problems
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from nbformat import NotebookNode
 
-from kvlab.report.stamps import read_notebook
+from kvlab.report.notebook_files import read_notebook
 from kvlab.teach import EXERCISES, Exercise, exercises_of
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"

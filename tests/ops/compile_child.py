@@ -45,7 +45,7 @@ def main() -> int:
         module = sys.modules[spec.op.__module__]
         module.choose = lambda *_: "triton"  # type: ignore[attr-defined]
         for sizes in spec.sizes[:: max(1, len(spec.sizes) // 4)]:
-            spec.twin(spec.make_inputs(sizes, 1, "cpu"))
+            spec.run(spec.make_inputs(sizes, 1, "cpu"), "triton")
     for name, times in sorted(compiled.items()):
         print(name, times)
     return 0

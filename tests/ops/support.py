@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import BackendError
-from kvlab.ops import Backend, CheckFlag, OpSpec, choose
-from kvlab.ops.spec import Inputs, Sizes
+from kvlab.ops import Backend, OpSpec, choose
+from kvlab.ops.specs import Inputs, Sizes
 
-TRITON: list[Backend] = ["triton"]
 _BAND = 512  # bytes before and behind each tensor: a row or more of most specs
 
 
@@ -24,6 +23,7 @@ def twin_can_run(device: str = "cpu") -> bool:
         return False
 
 
+BACKENDS: tuple[Backend, ...] = ("torch", "triton") if twin_can_run() else ("torch",)
 needs_interpreter = pytest.mark.skipif(
     not twin_can_run(), reason="the twins take CPU tensors under Triton's interpreter only"
 )
@@ -57,8 +57,6 @@ def guarded(inputs: Inputs) -> Iterator[Inputs]:
     moved: Inputs = {}
     for name, given in inputs.items():
         moved[name] = inside(name, given) if isinstance(given, Tensor) else given
-        if isinstance(given, CheckFlag):
-            given.value = inside(name, given.value)
     yield moved
     for name, band, before in bands:
         assert torch.equal(band, before), f"wrote outside {name}"
@@ -67,7 +65,7 @@ def guarded(inputs: Inputs) -> Iterator[Inputs]:
 def run_guarded(spec: OpSpec, sizes: Sizes, seed: int, device: str, twin: bool) -> list[Tensor]:
     """Copies of what the spec's twin or reference puts out."""
     with guarded(spec.make_inputs(sizes, seed, device)) as inputs:
-        outputs = spec.twin(inputs) if twin else spec.reference(inputs)
+        outputs = spec.run(inputs, "triton" if twin else "torch")
         if device != "cpu":
             torch.cuda.synchronize()
         return [output.clone() for output in outputs]

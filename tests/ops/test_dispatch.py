@@ -35,6 +35,7 @@ import sys
 sys.modules["triton"] = None  # an import of it raises ImportError
 import torch
 from kvlab.errors import BackendError
+from kvlab.index import Shard
 from kvlab.ops import SPECS, localize_run, status
 for spec in SPECS:
     spec.run(spec.make_inputs(spec.sizes[3], 1, "cpu"), None)
@@ -43,7 +44,7 @@ assert found.triton is None and not found.interpreted
 assert found.backend_for("cuda") == found.backend_for("cpu") == "torch"
 print(found.why)
 try:
-    localize_run(torch.arange(4), 2, 0, backend="triton")
+    localize_run(torch.arange(4), Shard(2, 0), backend="triton")
 except BackendError as error:
     print(error)
 """
@@ -64,9 +65,9 @@ def test_the_ops_and_their_references_do_not_import_triton() -> None:
 @pytest.mark.skipif(status().triton is None, reason="triton is not installed")
 def test_compiled_twins_refuse_cpu_tensors() -> None:
     program = (
-        "import torch\nfrom kvlab.ops import localize_run, status\n"
+        "import torch\nfrom kvlab.index import Shard\nfrom kvlab.ops import localize_run, status\n"
         "print(status().why, status().backend_for('cuda'))\n"
-        "try:\n    localize_run(torch.arange(4), 2, 0, backend='triton')\n"
+        "try:\n    localize_run(torch.arange(4), Shard(2, 0), backend='triton')\n"
         "except ValueError as error:\n    print(error)"
     )
     why, error = said(program).splitlines()
@@ -112,7 +113,7 @@ def test_every_kernel_compiles_for_a_gpu_where_there_is_none(tmp_path: Path) -> 
         line.split() for line in said(program, TRITON_CACHE_DIR=str(tmp_path)).splitlines()
     )
     assert set(compiled) == {
-        "_run", "_checked_run", "_fixed_shape", "_remap", "_copy", "_write", "_merge"
+        "_run", "_fixed_shape", "_remap", "_copy", "_write", "_merge"
     }  # fmt: skip
 
 

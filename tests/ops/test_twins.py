@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvlab.ops import SPECS, OpSpec
-from kvlab.ops.spec import Sizes
+from kvlab.ops.specs import Sizes
 from tests.ops.support import assert_same, cases, needs_interpreter, run_guarded
 
 

@@ -1,148 +1,125 @@
 """Notebooks run in kernels of their own; a failure names its cell, and a stall gets one rerun."""
 
 import asyncio
-import io
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from queue import Empty
+from typing import Any
 
 import pytest
 
-from kvlab.report import execute as module
-from kvlab.report.check import problems
-from kvlab.report.execute import Failure, Outcome, Progress, execute_all, worker_count
-from kvlab.report.kernel import kernel_environment
-from kvlab.report.notebooks import main
-from kvlab.report.stamps import ReportError, check_stamp, read_notebook
+from kvlab.report.execute import (
+    SLICE_S,
+    Outcome,
+    SlicedChannel,
+    SlicedClient,
+    execute_all,
+    kernel_environment,
+    last_lines,
+    worker_count,
+)
+from kvlab.report.notebook_files import ReportError, check_stamp, read_notebook
+from scripts.notebooks import main, problems
 
-from .conftest import DYING, FAILING, GOOD, HANGING, PANEL
+from .built import PANEL
+from .conftest import FAILING, GOOD
 
 Make = Callable[..., Path]
+LOOK = (
+    "import os, sys\n"
+    "print(sys.executable, os.getcwd(), os.environ['KVLAB_FIGURES'], sep='\\n')\n"
+    "print([os.environ[n] for n in ('JUPYTER_DATA_DIR', 'IPYTHONDIR')])"
+)
 
 
-def run(*paths: Path, timeout_s: int = 60, jobs: int | None = None) -> tuple[list[Outcome], str]:
-    """Outcomes and what was printed on the way."""
-    stream = io.StringIO()
-    figures = paths[0].parent.parent / "figures"
-    progress = Progress(len(paths), stream)
-    outcomes = execute_all(paths, figures, jobs=jobs, timeout_s=timeout_s, progress=progress)
-    return outcomes, stream.getvalue()
-
-
-@pytest.mark.notebook
-def test_a_good_notebook_comes_back_executed_and_the_file_is_untouched(make: Make) -> None:
-    path = make("01_sum", *GOOD)
-    before = path.read_bytes()
-    (outcome,), told = run(path)
-    assert outcome.failure is None
-    assert outcome.notebook.cells[1].outputs[0].text == "2\n"
-    assert check_stamp(outcome.notebook) is None
-    assert path.read_bytes() == before
-    assert re.fullmatch(r"\[1/1\] 01_sum: \d+\.\d s\n", told)
+def run(*paths: Path, timeout_s: int = 60, jobs: int | None = None) -> list[Outcome]:
+    """The outcomes of some notebooks."""
+    return execute_all(paths, paths[0].parent.parent / "figures", jobs, timeout_s=timeout_s)
 
 
 @pytest.mark.notebook
-def test_a_failing_notebook_is_named_with_its_cell_and_the_others_go_on(make: Make) -> None:
-    outcomes, told = run(make("01_bad", *FAILING), make("02_sum", *GOOD), jobs=1)
-    assert outcomes[0].failure == Failure("01_bad", 3, "ValueError: line one | the last line")
-    assert outcomes[0].failure.sentence == (
-        "notebook 01_bad failed in cell 3: ValueError: line one | the last line"
-    )
-    assert outcomes[1].failure is None
-    assert "[1/2] 01_bad: failed in cell 3\n[2/2] 02_sum: " in told
-
-
-@pytest.mark.notebook
-def test_a_notebook_that_hangs_is_run_once_more_and_then_named(make: Make) -> None:
-    (outcome,), _ = run(make("01_hangs", *HANGING), timeout_s=2)
-    assert outcome.failure == Failure("01_hangs", 2, "it took longer than 2 s, in 2 of 2 runs")
-    assert outcome.attempts == 2
-
-
-@pytest.mark.notebook
-def test_a_notebook_that_stalls_once_passes(make: Make, tmp_path: Path) -> None:
-    flag = tmp_path / "ran"
-    stalls_once = (
-        "import pathlib, time\n"
-        f"first = not pathlib.Path({str(flag)!r}).exists()\n"
-        f"pathlib.Path({str(flag)!r}).touch()\n"
-        "time.sleep(600 if first else 0)\n"
-        "print('passed')"
-    )
-    (outcome,), told = run(make("01_stalls", stalls_once), timeout_s=2)
-    assert outcome.failure is None
-    assert outcome.notebook.cells[0].outputs[0].text == "passed\n"
-    assert told.endswith(" s (second run)\n")
-
-
-@pytest.mark.notebook
-def test_a_kernel_that_dies_is_told(make: Make) -> None:
-    (outcome,), _ = run(make("01_dies", *DYING))
-    assert outcome.failure is not None
-    assert outcome.failure.cell == 2
-    assert outcome.failure.reason.startswith("the kernel died")
-
-
-@pytest.mark.notebook
-def test_executing_twice_gives_the_same_file(make: Make, tmp_path: Path) -> None:
-    path = make("02_panel", *PANEL)
-    figures = ["--figures", str(tmp_path / "figures")]
-    assert main(["execute", "--in-place", *figures, str(path)]) == 0
-    first = path.read_bytes()
-    assert problems(path) == []
-    assert main(["execute", "--in-place", *figures, str(path)]) == 0
-    assert path.read_bytes() == first
-    outputs = read_notebook(path).cells[2].outputs
-    assert outputs[0].data.keys() == {"image/png", "text/plain"}
-
-
-@pytest.mark.notebook
-def test_the_execute_command_fails_and_keeps_a_failing_file(
+def test_good_ones_come_back_executed_and_a_failing_one_is_named_with_its_cell(
     make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = make("01_bad", *FAILING)
-    before = path.read_bytes()
-    assert main(["execute", "--in-place", "--figures", str(tmp_path / "f"), str(path)]) == 1
-    assert "notebook 01_bad failed in cell 3: ValueError" in capsys.readouterr().err
-    assert path.read_bytes() == before
+    paths = [make("01_bad", *FAILING), make("02_sum", *GOOD), make("03_look", LOOK)]
+    before = [path.read_bytes() for path in paths]
 
+    async def as_a_notebook_would() -> list[Outcome]:  # while a loop is running
+        return run(*paths, jobs=1)
 
-@pytest.mark.notebook
-def test_the_kernel_is_this_python_with_folders_of_its_own(make: Make, tmp_path: Path) -> None:
-    look = (
-        "import os, sys; import kvlab\n"
-        "print(sys.executable, os.getcwd(), os.environ['KVLAB_FIGURES'], sep='\\n')\n"
-        "print([os.environ[n] for n in ('JUPYTER_DATA_DIR', 'IPYTHONDIR')])"
-    )
-    (outcome,), _ = run(make("01_look", look))
-    text = outcome.notebook.cells[0].outputs[0].text
-    python, folder, figures, homes = text.splitlines()
+    bad, good, look = asyncio.run(as_a_notebook_would())
+    assert (bad.cell, bad.failure) == (3, "ValueError: line one | the last line")
+    assert good.notebook.cells[1].outputs[0].text == "2\n"
+    assert check_stamp(good.notebook) is None
+    assert [path.read_bytes() for path in paths] == before
+    python, folder, figures, homes = look.notebook.cells[0].outputs[0].text.splitlines()
     assert python == sys.executable
     assert Path(folder) == (tmp_path / "notebooks").resolve()
     assert Path(figures) == (tmp_path / "figures").resolve()
     assert homes.count("kvlab-run-") == 2
+    failed, done, _ = capsys.readouterr().err.splitlines()
+    assert failed == (
+        "[1/3] notebook 01_bad failed in cell 3: ValueError: line one | the last line"
+    )
+    assert re.fullmatch(r"\[2/3\] 02_sum: \d+\.\d s", done)
 
 
 @pytest.mark.notebook
-def test_notebooks_can_be_executed_from_a_running_loop(make: Make) -> None:
-    path = make("01_sum", *GOOD)
+def test_a_notebook_that_hangs_is_run_once_more_and_one_that_stalls_once_passes(
+    make: Make, tmp_path: Path
+) -> None:
+    stalls_once = (
+        "import pathlib, time\n"
+        f"flag = pathlib.Path({str(tmp_path / 'ran')!r})\n"
+        "first = not flag.exists()\n"
+        "flag.touch()\n"
+        "time.sleep(600 if first else 0)\n"
+        "print('passed')"
+    )
+    hangs, stalls = run(
+        make("01_hangs", "import time; time.sleep(600)"), make("02_s", stalls_once), timeout_s=3
+    )
+    assert (hangs.cell, hangs.attempts) == (1, 2)
+    assert hangs.failure == "it took longer than 3 s, in 2 of 2 runs"
+    assert stalls.failure is None
+    assert stalls.notebook.cells[0].outputs[0].text == "passed\n"
+    assert stalls.sentence.endswith(" s (second run)")
 
-    async def as_a_notebook_would() -> list[Outcome]:
-        return run(path)[0]
 
-    assert asyncio.run(as_a_notebook_would())[0].failure is None
+@pytest.mark.notebook
+def test_a_kernel_that_dies_is_told(make: Make) -> None:
+    (outcome,) = run(make("01_dies", "import os; os._exit(9)"))
+    assert outcome.cell == 1
+    assert (outcome.failure or "").startswith("the kernel died")
+
+
+@pytest.mark.notebook
+def test_executing_in_place_keeps_the_outputs_the_same_each_time_and_a_failing_file_as_it_was(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    panel, bad = make("01_panel", *PANEL), make("02_bad", *FAILING)
+    before = bad.read_bytes()
+    words = ["execute", "--in-place", "--figures", str(tmp_path / "figures")]
+    assert main([*words, str(panel), str(bad)]) == 1
+    assert "notebook 02_bad failed in cell 3: ValueError" in capsys.readouterr().err
+    assert bad.read_bytes() == before
+    first = panel.read_bytes()
+    assert problems(panel) == []
+    assert main([*words, str(panel)]) == 0
+    assert panel.read_bytes() == first
+    outputs = read_notebook(panel).cells[2].outputs
+    assert outputs[0].data.keys() == {"image/png", "text/plain"}
 
 
 def test_there_are_never_more_kernels_than_cores_or_notebooks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    assert worker_count(None, 9) == 4
-    assert worker_count(100, 9) == 4
-    assert worker_count(3, 9) == 3
-    assert worker_count(None, 2) == 2
+    counts = [worker_count(jobs, n) for jobs, n in ((None, 9), (100, 9), (3, 9), (None, 2))]
+    assert counts == [4, 4, 3, 2]
     with pytest.raises(ReportError, match="at a time, at least 1: got 0"):
         worker_count(0, 9)
 
@@ -151,31 +128,46 @@ def test_a_trace_of_the_user_reaches_only_a_run_that_names_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KVLAB_TRACE", "stale.csv")
-    without = kernel_environment(Path("h"), Path("f"), "01_a", None, 1)
-    assert "KVLAB_TRACE" not in without
-    named = kernel_environment(Path("h"), Path("f"), "01_a", Path("mine.csv"), 1)
-    assert named["KVLAB_TRACE"] == "mine.csv"
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        """Always."""
-        return True
-
-
-def test_a_terminal_shows_what_runs_and_a_file_does_not() -> None:
-    done = Outcome(Path("01_a.ipynb"), {}, 1.25, 1, None)  # type: ignore[arg-type]
-    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
-        progress = Progress(2, stream)
-        progress.started("01_a")
-        assert ("running 01_a" in stream.getvalue()) is shown
-        progress.finished(done)
-        assert "[1/2] 01_a: 1.2 s\n" in stream.getvalue()
-        assert ("\x1b" in stream.getvalue()) is shown
+    given = Path("h"), Path("f"), "01_a"
+    assert "KVLAB_TRACE" not in kernel_environment(*given, None, 1)
+    assert kernel_environment(*given, Path("mine.csv"), 1)["KVLAB_TRACE"] == "mine.csv"
 
 
 def test_an_error_message_is_shortened_to_its_last_lines_without_colours() -> None:
-    text = "\x1b[31mone\x1b[0m\n\ntwo\nthree\nfour\n"
-    assert module._last_lines(text) == "two | three | four"
+    assert last_lines("\x1b[31mone\x1b[0m\n\ntwo\nthree\nfour\n") == "two | three | four"
+
+
+class Sleepy:
+    """A socket whose poll misses its wake-up ``misses`` times and notes how long it was to wait."""
+
+    def __init__(self, misses: int) -> None:
+        self.misses, self.waits = misses, list[float]()
+
+    async def poll(self, timeout: float) -> int:
+        """No message, until the misses are used up."""
+        self.waits.append(timeout)
+        self.misses -= 1
+        return int(self.misses < 0)
+
+
+def received(misses: int, timeout: float | None) -> list[float]:
+    """How long each poll waited until a message came, in ms."""
+    made, socket = SlicedChannel.__new__(SlicedChannel), Sleepy(misses)
+
+    async def receive(**kwargs: Any) -> dict[str, Any]:
+        return {"header": "here"}
+
+    made.socket = socket  # type: ignore[assignment]
+    made._recv = receive  # type: ignore[method-assign]
+    assert asyncio.run(made.get_msg(timeout=timeout)) == {"header": "here"}
+    return socket.waits
+
+
+def test_a_missed_wake_up_costs_a_slice_and_the_time_out_of_the_caller_still_holds() -> None:
+    assert received(3, None) == [SLICE_S * 1000] * 4
+    assert max(received(0, 0.1)) <= 100
+    with pytest.raises(Empty):
+        received(10**9, 0)
+    client = SlicedClient()
+    for name in ("shell", "iopub", "stdin", "control"):
+        assert getattr(client, f"{name}_channel_class") is SlicedChannel

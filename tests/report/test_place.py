@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from kvlab.report.execute import execute_all
+from kvlab.report.notebook_files import ReportError
 from kvlab.report.place import FORMAT, MANIFEST, TakenError, held, swapped_in
-from kvlab.report.stamps import ReportError
 
 
 def write_report(folder: Path, *files: str) -> Path:

@@ -1,86 +1,156 @@
-"""The site over the committed notebooks: links, form, words and colours, with no kernel started."""
+"""The site: no dead link, nothing complained of, every page there, and what each one shows."""
 
 import re
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
-from pygments.styles import get_style_by_name  # type: ignore[import-untyped]
 
-from kvlab.lab.origin import collect_origin
-from kvlab.report.content import Chapter, Content, write_site
-from kvlab.report.pages import describe
-from kvlab.report.reference import read_layers
-from kvlab.report.site import DARK, DOCUMENTS, LIGHT, navigation, root_of, style_sheet
-from kvlab.report.stamps import find_beside, find_notebooks, read_notebook
-from kvlab.viz.save import figure_registry
+from .built import ELSEWHERE, ROOT, Built
 
-from .site_checks import faults
-
-ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.notebook
+PAGES = (
+    *("index", "search", "figures", "commands", "api/index", "api/kvlab.index"),
+    *("glossary", "troubleshooting", "teaching", "engineers"),
+)
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages of the committed notebooks and texts, without figures."""
-    return write_committed(tmp_path_factory.mktemp("site"))
+class Seen(HTMLParser):
+    """Links and anchors of a page, pictures without a description, and the number of its h1."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.targets, self.ids, self.unnamed = list[str](), list[str](), list[str]()
+        self.tags = Counter[str]()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what a tag is and says."""
+        found = dict(attrs)
+        self.tags[tag] += 1
+        self.targets += [value for key in ("href", "src") if (value := found.get(key))]
+        self.ids += filter(None, [found.get("id")])
+        if tag == "img" and not found.get("alt"):
+            self.unnamed.append(str(found))
 
 
-def write_committed(folder: Path) -> Path:
-    """Write the site of what is committed to ``folder``, with the figures that it has already."""
-    paths = find_notebooks([ROOT / "notebooks"])
-    chapters = []
-    for path in paths:
-        notebook = read_notebook(path)
-        chapters.append(Chapter(describe(notebook, path.stem, 1.0), notebook, path.parent))
-    documents = {d: p for d in DOCUMENTS if (p := find_beside(paths, d.file)) is not None}
-    origin = collect_origin("kvlab report", None, {})
-    figures = figure_registry(folder / "figures")
-    content = Content(tuple(chapters), documents, figures, (), origin, 1.0, None, None)
-    write_site(folder, content)
-    (folder / "manifest.json").write_text("{}")
-    return folder
+def dead_links(path: Path, pages: dict[Path, Seen]) -> list[str]:
+    """The links of a page that lead to no file, or to no anchor of a page."""
+    dead = []
+    for target in pages[path].targets:
+        if re.match(r"data:|https?:", target):
+            continue
+        place, _, anchor = unquote(target.partition("?")[0]).partition("#")
+        end = (path.parent / place).resolve() if place else path
+        if not end.is_file() or (anchor and end in pages and anchor not in pages[end].ids):
+            dead.append(f"{path.name} leads to {target}")
+    return dead
 
 
-def test_no_link_is_dead_and_every_page_is_well_formed(site: Path) -> None:
-    # Figures are saved by the notebooks when they run, and none ran here.
-    assert [fault for fault in faults(site) if "figures.html#" not in fault] == []
+def test_sphinx_has_no_complaint(built: Built) -> None:
+    assert built.warnings == ""
 
 
-def test_every_page_has_the_same_navigation(site: Path) -> None:
-    seen = set()
-    for path in site.rglob("*.html"):
-        text = path.read_text(encoding="utf-8")
-        (nav,) = re.findall(r'<nav class="site".*?</nav>', text, re.S)
-        nav = re.sub(r' aria-current="\w+"', "", nav)
-        seen.add(nav.replace('href="../', 'href="'))
-        assert 'aria-current="' in text, path.name
-    assert len(seen) == 1
-    assert {"troubleshooting.html", "glossary.html", "api/index.html"} <= set(
-        re.findall(r'href="([^"]+)"', seen.pop())
+def test_no_link_is_dead_and_every_page_has_one_title_and_pictures_with_words(
+    built: Built,
+) -> None:
+    pages = {path.resolve(): Seen(path.read_text("utf-8")) for path in built.folder.rglob("*.html")}
+    assert {f"{name}.html" for name in PAGES} <= {
+        path.relative_to(built.folder.resolve()).as_posix() for path in pages
+    }
+    assert [dead for path in pages for dead in dead_links(path, pages)] == []
+    assert {p.name: seen.tags["h1"] for p, seen in pages.items() if seen.tags["h1"] != 1} == {}
+    assert [seen.unnamed[:2] for seen in pages.values() if seen.unnamed] == []
+
+
+def test_every_page_forbids_a_browser_to_load_anything_from_elsewhere(built: Built) -> None:
+    policy = (
+        """<meta http-equiv="Content-Security-Policy" content="default-src 'self' file: data:"""
     )
+    for path in built.folder.rglob("*.html"):
+        head = path.read_text("utf-8").partition("</head>")[0]
+        assert policy in head, path.name
+    assert ELSEWHERE in built.page("notebooks/03_trace.html")
 
 
-def test_a_page_of_a_notebook_has_its_table_of_contents(site: Path) -> None:
-    text = (site / "notebooks" / "03_crash_reproduction.html").read_text(encoding="utf-8")
-    (toc,) = re.findall(r'<nav class="beside".*?</nav>', text, re.S)
-    assert '<a href="#which-pages-crash">Which pages crash?</a>' in toc
+def test_the_front_page_says_what_ran_what_was_found_and_where_to_begin(built: Built) -> None:
+    text = built.page("index.html")
+    for told in (
+        "11 notebooks ran on",
+        "with the trace requests.csv",
+        "There are 2 &lt;points&gt;.",
+        "What is one plus one?",
+        '<a class="reference internal" href="glossary.html">',
+        '<a href="notebooks/01_sum.ipynb" download>01_sum.ipynb</a>',
+        '<a href="manifest.json">manifest.json</a>',
+        "To learn the convention, in order from the start",
+    ):
+        assert told in text, told
 
 
-def test_the_reference_has_one_page_a_layer_and_one_that_leads_to_all(site: Path) -> None:
-    overview = (site / "api" / "index.html").read_text(encoding="utf-8")
-    pages = {layer.name: f"kvlab.{layer.name}.html" for layer in read_layers()}
-    assert {path.name for path in (site / "api").iterdir()} == {"index.html", *pages.values()}
-    for name, page in pages.items():
-        assert f'<a href="../api/{page}">kvlab.{name}</a>' in overview
-        assert f"<h1>kvlab.{name}</h1>" in (site / "api" / page).read_text(encoding="utf-8")
-    page_text = (site / "api" / "kvlab.index.html").read_text(encoding="utf-8")
-    assert 'id="kvlab.index.layout.DcpLayout"' in page_text
-    assert "<code>from kvlab.index import DcpLayout</code>" in page_text
-    assert "capacity_tokens: int" in page_text
+def test_the_gallery_shows_each_figure_with_definition_origin_numbers_and_files(
+    built: Built,
+) -> None:
+    text = built.page("figures.html")
+    assert 'alt="Points. Points: a *count*."' in text
+    assert "<p>Points: a *count*.</p>" in text
+    assert "<td>2</td>" in text
+    assert "<dt>command</dt><dd>kvlab test</dd>" in text
+    assert 'id="the-points"' in text
+    assert 'href="notebooks/02_panel.html"' in text
+    for ending in ("svg", "pdf", "png", "csv", "json"):
+        assert f'href="figures/the_points.{ending}" download' in text
 
 
-def test_troubleshooting_leads_from_symptoms_to_notebooks(site: Path) -> None:
-    text = (site / "troubleshooting.html").read_text(encoding="utf-8")
+def test_a_notebook_leads_to_its_neighbours_its_words_its_figures_and_its_file(
+    built: Built,
+) -> None:
+    text = built.page("notebooks/02_panel.html")
+    assert '<link rel="next" title="Trace" href="03_trace.html">' in text
+    assert '<link rel="prev" title="A small sum" href="01_sum.html">' in text
+    assert '<a href="02_panel.ipynb" download>' in text
+    assert 'href="../figures.html#panel"' in text or 'href="../figures.html#id' in text
+    first = built.page("notebooks/01_sum.html")
+    assert 'href="02_panel.html"' in first
+    assert 'href="../glossary.html#dcp"' in first
+    assert "or notes." in first  # the report has no such page
+
+
+def test_a_notebook_shows_its_still_pictures_and_what_the_trace_gave_it(built: Built) -> None:
+    text = built.page("notebooks/02_panel.html")
+    assert re.search(r'<img [^>]*src="data:image/png;base64,', text)
+    assert "widget-view" not in text
+    assert "requests.csv" in built.page("notebooks/03_trace.html")
+
+
+def test_a_cell_that_collects_findings_is_folded(built: Built) -> None:
+    text = built.page("notebooks/02_panel.html")
+    folded = re.findall(r"<details[^>]*>.*?</details>", text, re.S)
+    assert ["record" in re.sub("<[^>]+>", "", part) for part in folded] == [True]
+
+
+def test_the_reference_has_what_the_packages_offer(built: Built) -> None:
+    overview = built.page("api/index.html")
+    text = built.page("api/kvlab.index.html")
+    for init in (ROOT / "kvlab").glob("[!c_]*/__init__.py"):
+        assert f'href="kvlab.{init.parent.name}.html"' in overview
+    assert 'id="kvlab.index.DcpLayout"' in text
+    assert "ranks that share one request’s KV" in text
+    assert "Args:" not in text
+
+
+def test_the_commands_are_those_of_the_program_with_their_options(built: Built) -> None:
+    text = built.page("commands.html")
+    for name in ("report", "crash", "owners", "retraction", "drift", "doctor"):
+        assert f'id="kvlab-{name}"' in text
+    assert "--dcp-size" in text
+    assert "kvlab report --trace requests.csv --jobs 2" in text
+
+
+def test_troubleshooting_leads_from_symptoms_to_notebooks(built: Built) -> None:
+    text = built.page("troubleshooting.html")
     for word in ("device-side assert", "get_cpu_copy", "Decode out of memory", "No such kernel"):
         assert word in text
     for number in ("00_start_here", "01_two", "03_crash", "04_backup", "05_retr", "06_logprob"):
@@ -99,44 +169,8 @@ def test_every_symptom_has_a_cause_and_those_of_a_node_name_a_notebook() -> None
     assert len(re.split(r"^### ", own, flags=re.M)[1:]) >= 6
 
 
-def test_the_navigation_leaves_out_what_is_not_there() -> None:
-    labels = [entry.label for entry in navigation([], commands=False)]
-    assert labels == ["Overview", "Notebooks", "Figures", "API"]
-    assert (root_of("index.html"), root_of("notebooks/a.html")) == ("", "../")
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of "#rrggbb" by WCAG 2."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def contrast(a: str, b: str) -> float:
-    """Contrast of two colours by WCAG 2, 1 to 21."""
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def palettes() -> list[dict[str, str]]:
-    """The named colours of the light and of the dark theme."""
-    found = re.findall(r":root \{(.*?)\}", style_sheet(), re.S)
-    return [dict(re.findall(r"--(\w+): (#\w{6})", block)) for block in found]
-
-
-def test_text_and_links_have_the_contrast_of_aa_in_both_themes() -> None:
-    light, dark = palettes()
-    for theme in (light, dark):
-        for text in ("ink", "soft", "link"):
-            for ground in ("paper", "panel"):
-                assert contrast(theme[text], theme[ground]) >= 4.5, (text, ground)
-        assert contrast(theme["ink"], theme["warn"]) >= 4.5
-        assert contrast(theme["mark"], theme["paper"]) >= 3
-
-
-@pytest.mark.parametrize(("style", "theme"), [(LIGHT, 0), (DARK, 1)])
-def test_coloured_code_has_the_contrast_of_aa(style: str, theme: int) -> None:
-    ground = palettes()[theme]["panel"]
-    rules = [(str(kind), rule["color"]) for kind, rule in get_style_by_name(style)]
-    colours = {f"#{c}" for kind, c in rules if c and not kind.endswith(".Whitespace")}
-    assert {c: round(contrast(c, ground), 2) for c in colours if contrast(c, ground) < 4.5} == {}
+def test_every_word_that_the_notebooks_link_is_in_the_glossary() -> None:
+    anchors = set(re.findall(r'<a id="([^"]+)">', (ROOT / "GLOSSARY.md").read_text("utf-8")))
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        linked = set(re.findall(r"GLOSSARY\.md#([\w-]+)", path.read_text("utf-8")))
+        assert linked <= anchors, path.name

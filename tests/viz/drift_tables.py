@@ -40,7 +40,9 @@ def run(known: Condition, size: int, dtype: str) -> RunData:
         drift.append(values)
     same = tuple(np.zeros(len(values), np.int64) for values in drift)
     said = tuple(tuple(range(request.output_tokens)) for request in REQUESTS)
-    return RunData(PROMPTS, tuple(drift), tuple(d * d for d in drift), same, said, tuple(events))
+    return RunData(
+        PROMPTS, tuple(drift), tuple(d * d for d in drift), same, said, said, tuple(events)
+    )
 
 
 @cache
@@ -53,9 +55,7 @@ def tables() -> dict[str, pd.DataFrame]:
             for dtype in known.dtypes:
                 made = run(known, size, dtype)
                 key = Point(known, size, dtype).key
-                said = [tuple(range(request.output_tokens)) for request in REQUESTS]
-                found = request_rows(made, FLOORS[dtype], said)
-                rows = pd.DataFrame([{**key, **row} for row in found])
+                rows = pd.DataFrame([key | row for row in request_rows(made, FLOORS[dtype])])
                 fixed = run(twins[known.fixed], size, dtype)
                 summary.append({**key, **summary_row(made, rows, FLOORS[dtype], fixed)})
                 requests.append(rows)

@@ -90,7 +90,6 @@ def hand_over(
     state = _sent_state(prefill, source_state, decode, target_state)
     for pool, moves in zip(decode.ranks, plan, strict=True):
         # Bytes, not values: what a row is made of beside its elements comes along.
-        first.before_read()
         pool.before_write()
         sent = first.buffer[:, moves.source.ids.to(first.device)]
         pool.buffer[:, moves.target.ids.to(pool.device)] = sent.to(pool.device)

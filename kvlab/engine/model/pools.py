@@ -16,9 +16,9 @@ from kvlab.memory import (
     MLATokenToKVPool,
     StatePool,
     back_up_ranks,
+    default_transfer,
     restore_ranks,
 )
-from kvlab.memory.lanes import default_lane
 
 # A row of a small model is a few bytes: blocks of the host arena need not be large.
 _GRAIN = 4096
@@ -51,7 +51,7 @@ class ModelPools:
         require_int("requests", requests, 1, "requests that may hold a state at once")
         self.shape, self.layout = shape, layout
         pinned = torch.device(device).type == "cuda"
-        lane = default_lane(torch.device(device))  # one staging memory for all ranks
+        transfer = default_transfer(torch.device(device))  # one staging memory for all ranks
         self.ranks = [
             MLATokenToKVPool(
                 layout,
@@ -63,7 +63,7 @@ class ModelPools:
                 scaled=dtype in (torch.float8_e4m3fn, torch.float8_e5m2),
                 device=device,
                 host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
-                lane=lane,
+                transfer=transfer,
             )
             for rank in range(layout.dcp_size)
         ]

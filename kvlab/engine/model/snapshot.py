@@ -62,7 +62,6 @@ def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None
     seen = torch.zeros(len(slots), dtype=torch.int64, device=first.device)
     for pool in pools.ranks:
         here = pool.resolve(slots)
-        pool.before_read()
         rows[:, here.source] = pool.buffer[:, here.ids].view(torch.uint8)
         seen[here.source] += 1
     if bool((seen != 1).any()):

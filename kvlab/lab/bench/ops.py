@@ -23,7 +23,7 @@ from kvlab.index import DcpLayout, WidenedSlots, localize, localize_strided
 from kvlab.lab.bench.clock import Effort, Place, Timing, rotate_inputs, take_turns
 from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare, require_same
 from kvlab.memory import MLATokenToKVPool, ReqToTokenPool
-from kvlab.ops import SPECS, Backend, CheckFlag
+from kvlab.ops import SPECS, Backend
 
 LOCALIZE, MERGE, WRITE = "localize", "merge", "owner_write"
 PAGE_SIZE = 64
@@ -41,7 +41,7 @@ FURTHER = "localize, further rank"  # of files recorded before runs were verifie
 EAGER, POOL = "upstream's eager write", "the pool's method"
 #: The spec of the op of each part, and what a row calls the op.
 OPS = {
-    LOCALIZE: ("localize_run_checked", "localize_run"),
+    LOCALIZE: ("localize_run", "localize_run"),
     MERGE: ("merge_stacked", "merge_stacked"),
     WRITE: ("set_mla_kv_buffer", "set_mla_kv_buffer"),
 }
@@ -332,8 +332,6 @@ def make_runs(case: LocalizeCase, place: Place) -> tuple[DcpLayout, list[Work]]:
             "ids": ids,
             "shard": layout.shard(min(3, c - 1)),
             "start": 0,
-            "bounds": (layout.first_slot, layout.slot_end),
-            "flag": CheckFlag(place.device),
         }
         works.append(_work(LOCALIZE, inputs, table.slots(request)))
     return layout, works
@@ -371,7 +369,6 @@ def make_steps(case: WriteCase, place: Place, rank: int) -> tuple[MLATokenToKVPo
             "shard": layout.shard(rank),
             "first_slot": layout.first_slot,
             "slot_end": layout.slot_end,
-            "flag": CheckFlag(place.device),
         }
         works.append(_work(WRITE, inputs))
     return pool, works

@@ -7,9 +7,8 @@
     recompute          as forced_fixed, but restored by a prefill of all tokens
     defect:<name>      one defect on; ``faults`` does what an entry here says
 
-``forced_before_fix`` and ``defect:widened_as_rows`` are one and the same run under two names. At
-c = 1 a widened id is a row and a merge has nothing to merge, so four of the defects cannot act
-there, whatever the load.
+``forced_before_fix`` and ``defect:widened_as_rows`` are one run under two names. At c = 1 a widened
+id is a row and a merge has nothing to merge, so four of the defects cannot act there.
 """
 
 from dataclasses import dataclass
@@ -17,7 +16,6 @@ from typing import Literal
 
 from kvlab.errors import StudyError
 
-Schedule = Literal["calm", "forced", "natural"]
 DTYPES = ("float32", "bfloat16", "fp8")
 PREFIX = "defect:"
 #: In forced schedules one request leaves every third forward: the default of
@@ -28,15 +26,11 @@ KEY = ("condition", "defect", "dcp_size", "dtype")
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One defect.
-
-    Fields: ``name`` as in conditions ``defect:<name>``; ``title`` for people; ``source``: the
-    thread that reports it (*reported*), or why it is here; ``what`` it does here; ``acts_at``: the
-    DCP sizes at which it can change anything; ``tell_apart``: a measurement on a real server that
-    would show this one and no other; ``hypothetical``: no thread reports it; ``schedule``: which
-    retractions show it; ``dtypes``: of the study in which it is run; ``on_node``: prompts are
-    prefilled on the decode node's ranks, without a hand-over.
-    """
+    """``name`` as in conditions ``defect:<name>``; ``title`` for people; ``source``: the thread
+    that reports it (*reported*), or why it is here; ``what`` it does here; ``acts_at``: the DCP
+    sizes at which it can change anything; ``tell_apart``: a measurement on a real server that would
+    show this one and no other; ``hypothetical``: no thread reports it; ``dtypes`` it is run in;
+    ``on_node``: prompts are prefilled on the decode node's ranks, without a hand-over."""
 
     name: str
     title: str
@@ -45,7 +39,6 @@ class Defect:
     acts_at: Literal["any c", "c > 1"]
     tell_apart: str
     hypothetical: bool = False
-    schedule: Schedule = "forced"
     dtypes: tuple[str, ...] = ("float32",)
     on_node: bool = False
 
@@ -56,13 +49,13 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``name`` of the tables; ``title`` for people; ``schedule``: "calm" (room for all), "forced"
-    (one request leaves every third forward), "natural" (the pool is short); ``restore``: "backup"
-    or "recompute"; ``defect``: what is broken, None for nothing; ``dtypes`` it is run in."""
+    """``name`` of the tables; ``title`` for people; ``schedule``: "calm" (room for all), "alone"
+    (so, and one request a forward), "forced" (one leaves every third forward), "natural" (the pool
+    is short); ``defect``: what is broken, None for nothing; ``dtypes`` it is run in."""
 
     name: str
     title: str
-    schedule: Schedule
+    schedule: Literal["alone", "calm", "forced", "natural"]
     restore: Literal["backup", "recompute"] = "backup"
     defect: Defect | None = None
     dtypes: tuple[str, ...] = DTYPES
@@ -75,8 +68,7 @@ class Condition:
     @property
     def fixed(self) -> str:
         """The condition that differs from this one by its defect alone."""
-        right = {"calm": "no_retraction", "forced": "forced_fixed", "natural": "natural"}
-        return self.name if self.defect is None else right[self.schedule]
+        return self.name if self.defect is None else "forced_fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +202,11 @@ CONDITIONS = (
     Condition("natural", "retraction when memory is short", "natural", dtypes=("float32",)),
     Condition("recompute", "forced, restored by recompute", "forced", "recompute",
               dtypes=("float32",)),
-    *(Condition(PREFIX + x.name, x.title, x.schedule, "backup", x, x.dtypes) for x in DEFECTS),
+    *(Condition(PREFIX + x.name, x.title, "forced", defect=x, dtypes=x.dtypes) for x in DEFECTS),
 )  # fmt: skip
 NAMES = tuple(known.name for known in CONDITIONS)
-#: What every run is compared with: one rank, no retraction, one request a forward. In no table.
-REFERENCE = Condition("reference", "the reference", "calm")
+#: What every run is compared with, at one rank; in no table.
+REFERENCE = Condition("reference", "the reference", "alone")
 
 
 def defect(name: str) -> Defect:

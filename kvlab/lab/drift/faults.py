@@ -20,13 +20,12 @@ from kvlab.lab import crash
 from kvlab.memory import KvBackup, MLATokenToKVPool
 
 State = tuple[Tensor, Tensor]
-NO_STATE = (torch.empty(0), torch.empty(0))
 
 
 class Verified(ModelCells):
     """The right cells. What comes back is compared bit by bit with what was given up, and counted
-    instead of refused: ``same`` and ``different`` restores. ``kept``: what a defect notes, by
-    request or state slot."""
+    instead of refused: ``same`` and ``different`` restores. A defect overrides ``leaves`` or
+    ``returns``, and notes in ``kept``, by request or state slot, what it needs later."""
 
     def __init__(self, *given: Any, **rules: Any) -> None:
         super().__init__(*given, verify=True, **rules)
@@ -43,6 +42,24 @@ class Verified(ModelCells):
             if not due:
                 raise
             self.different += 1
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+        """As the right cells, and then ``leaves``."""
+        made = super().back_up(rid, slots)
+        self.leaves(rid, slots)
+        return made
+
+    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
+        """As the right cells, and then ``returns``."""
+        held = self.rows(slots)
+        super().restore(rid, backups, slots)
+        self.returns(rid, slots, held)
+
+    def leaves(self, rid: int, slots: WidenedSlots) -> None:
+        """What a defect does when a request was backed up, whose rows are still there."""
+
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
+        """What a defect does when a request was restored; ``held``: what its new rows held."""
 
     def rows(self, slots: WidenedSlots) -> Tensor:
         """The stored rows of all positions ``(layers, positions, elements)``, a copy."""
@@ -64,7 +81,7 @@ class Verified(ModelCells):
         """The state of a running request, a copy; two empty tensors for a model without state."""
         states, slot = self.sharded.pools.states, self._held[rid].state
         if states is None or slot is None:
-            return NO_STATE
+            return torch.empty(0), torch.empty(0)
         return states.conv[:, slot].clone(), states.temporal[:, slot].clone()
 
     def put_state(self, rid: int, state: State | None) -> None:
@@ -74,35 +91,25 @@ class Verified(ModelCells):
             states.conv[:, slot], states.temporal[:, slot] = state or (0.0, 0.0)
 
 
-class _Displaced(Verified):
-    """What the index defects share: rows are put back where ``_ids`` says, and not where they
-    belong. Copies are made and written as upstream does it, per layer and chunk."""
+class WidenedAsRows(Verified):
+    """Every rank takes the widened ids for its rows: rows are copied out and put back there, and
+    not where they belong, per layer and chunk as upstream does it. Errors: IndexError where an id
+    is no row."""
 
     def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
-        raise NotImplementedError
+        return slots.ids
 
-    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        made = super().back_up(rid, slots)
+    def leaves(self, rid: int, slots: WidenedSlots) -> None:
         ranks = self.sharded.pools.ranks
         self.kept[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
-        return made
 
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        held = self.rows(slots)
-        super().restore(rid, backups, slots)
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         self.put_rows(slots, held)
         for pool, copies in zip(self.sharded.pools.ranks, self.kept.pop(rid), strict=True):
             crash.copy_in(pool.buffer, copies, self._ids(pool, slots))
 
 
-class WidenedAsRows(_Displaced):
-    """Every rank takes the widened ids for its rows. Errors: IndexError where one is no row."""
-
-    def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
-        return slots.ids
-
-
-class TranslatedTwice(_Displaced):
+class TranslatedTwice(WidenedAsRows):
     """Rows are taken for slots once more: as ``maybe_dcp_kernel_indices``, every c-th from r on."""
 
     def _ids(self, pool: MLATokenToKVPool, slots: WidenedSlots) -> Tensor:
@@ -114,13 +121,10 @@ class TranslatedTwice(_Displaced):
 class OldRows(Verified):
     """Rows go to the slots that the request gave up, whoever holds them now."""
 
-    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
+    def leaves(self, rid: int, slots: WidenedSlots) -> None:
         self.kept[rid] = WidenedSlots(slots.ids.clone())
-        return super().back_up(rid, slots)
 
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        held = self.rows(slots)
-        super().restore(rid, backups, slots)
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         right = self.rows(slots)
         self.put_rows(slots, held)
         self.put_rows(self.kept.pop(rid), right)
@@ -129,8 +133,7 @@ class OldRows(Verified):
 class StateNotRestored(Verified):
     """The state slot stays as ``alloc`` gives it: zeros."""
 
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        super().restore(rid, backups, slots)
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         self.put_state(rid, None)
 
 
@@ -141,8 +144,7 @@ class StateStale(Verified):
         self.kept[self._held[rid].state] = self.state(rid)
         super().release(rid, slots)
 
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        super().restore(rid, backups, slots)
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         self.put_state(rid, self.kept.get(self._held[rid].state))
 
 
@@ -150,8 +152,7 @@ class SnapshotAhead(Verified):
     """After a restore the newest token runs twice, so the state has it twice. Its row is written
     to one place both times, which is why rows alone would not show it."""
 
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        super().restore(rid, backups, slots)
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         self.kept[rid] = True
 
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
@@ -166,51 +167,36 @@ class SnapshotAhead(Verified):
 class SnapshotBehind(Verified):
     """The state lacks the last cached token, and so does its row."""
 
-    def __init__(self, *given: Any, **rules: Any) -> None:
-        super().__init__(*given, **rules)
-        self._before: dict[int, State] = {}
-
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         for rid in set(rids.tolist()) & self._held.keys():
-            self._before[rid] = self.state(rid)
+            self.kept[rid] = self.state(rid)
         super().write(rids, positions, slots)
 
-    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        if rid in self._before:
-            self.kept[rid] = self._before[rid]
-        return super().back_up(rid, slots)
-
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        held = self.rows(slots)
-        super().restore(rid, backups, slots)
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         if rid not in self.kept:
             return  # nothing was decoded yet: the snapshot of a prefill is whole
         right = self.rows(slots)
         right[:, -1] = held[:, -1]
         self.put_rows(slots, right)
-        self.put_state(rid, self.kept.pop(rid))
+        self.put_state(rid, self.kept[rid])
 
 
 class NanPadding(Verified):
     """The padding row of every rank is NaN from the first retraction on."""
 
-    def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        made = super().back_up(rid, slots)
+    def leaves(self, rid: int, slots: WidenedSlots) -> None:
         for pool in self.sharded.pools.ranks:
             pool.buffer[:, 0] = pool.codec.filled(float("nan"), pool.device)
-        return made
 
 
 class ScalesLost(Verified):
-    """Quantised rows come back, their scales stay what the new rows had."""
+    """Quantised rows come back, their scales, which lie behind the values, stay what the new rows
+    had."""
 
-    def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        """The scales of the new rows are put back. Errors: PoolError for rows without scales."""
-        places = [(pool, pool.resolve(slots).ids) for pool in self.sharded.pools.ranks]
-        held = [pool.scales[:, ids].clone() for pool, ids in places]
-        super().restore(rid, backups, slots)
-        for (pool, ids), scales in zip(places, held, strict=True):
-            pool.scales[:, ids] = scales
+    def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
+        right, values = self.rows(slots), self.sharded.pools.ranks[0].codec.elements
+        right[..., values:] = held[..., values:]
+        self.put_rows(slots, right)
 
 
 def wrong_log_base(partials: Sequence[Partial]) -> Partial:

@@ -43,6 +43,7 @@ from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.drift.defects import INTERVAL, REFERENCE, Point
 from kvlab.lab.drift.faults import CELLS, MERGES, Verified
 from kvlab.lab.drift.prompts import RUNNING, STEP_S, Prompts
+from kvlab.lab.drift.study import DriftStudy
 from kvlab.lab.drift.tables import cut, divergence, events_array, ranks
 from kvlab.lab.keep import Values
 from kvlab.memory import PagedTokenToKVPoolAllocator
@@ -54,17 +55,6 @@ PAGE_SIZE = 1
 #: Capacity of a short pool, as a share of what all running requests hold when they end: so short
 #: that there are 10 retractions or more at each c (with --quick at least one), and no abort.
 SHORT = 0.195
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What all runs of a study share: ``model``: a folder; ``prompts``; ``seed`` and
-    ``temperature`` of the free view."""
-
-    model: str
-    prompts: Prompts
-    seed: int = 0
-    temperature: float = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +91,16 @@ def node_config(point: Point, prompts: Prompts) -> NodeConfig:
     )
 
 
-def reference_run(setting: Setting, dtype: str, view: str) -> Values:
+def reference_run(study: DriftStudy, dtype: str, view: str) -> Values:
     """The reference of a dtype: for "forced" its greedy output, for "free" the drawn one.
 
     Returns ``token`` int32 and ``logprob`` float32, one a token, request after request; ``length``
     int32, the tokens of each request; for "forced" ``logprobs`` float32 ``(tokens, vocabulary)``.
     """
     lines: dict[int, list[Tensor]] = {}
-    sampler = Greedy() if view == "forced" else Drawn(Seeded(setting.seed, setting.temperature))
+    sampler = Greedy() if view == "forced" else Drawn(Seeded(study.seed, study.temperature))
     cells, _ = _played(
-        setting,
+        study,
         Point(REFERENCE, 1, dtype),
         sampler,
         lambda rid, position, logprobs: lines.setdefault(rid, []).append(logprobs),
@@ -126,11 +116,11 @@ def reference_run(setting: Setting, dtype: str, view: str) -> Values:
     }
 
 
-def forced_run(setting: Setting, point: Point, reference: Values) -> Values:
+def forced_run(study: DriftStudy, point: Point, reference: Values) -> Values:
     """One token an element, request after request: ``logprob`` float32 of the reference's token,
     ``kl`` float32 (nats), ``rank`` int32; ``events`` as ``tables.events_array``; ``restores``
     int32 ``(2,)``: those that came back as they left, and the others."""
-    prompts, lengths = setting.prompts.tokens, reference["length"].tolist()
+    prompts, lengths = study.prompts.tokens, reference["length"].tolist()
     outputs = cut(reference["token"], lengths)
     streams = {rid: (*prompts[rid], *output.tolist()) for rid, output in enumerate(outputs)}
     starts = np.cumsum([0, *lengths[:-1]]) - [len(prompt) for prompt in prompts]
@@ -140,7 +130,7 @@ def forced_run(setting: Setting, point: Point, reference: Values) -> Values:
     def watch(rid: int, position: int, logprobs: Tensor) -> None:
         said[starts[rid] + position] = logprobs
 
-    cells, events = _played(setting, point, Forced(streams), watch)
+    cells, events = _played(study, point, Forced(streams), watch)
     tokens = torch.from_numpy(reference["token"]).long()
     return {
         "logprob": said.gather(1, tokens[:, None]).flatten().numpy(),
@@ -151,10 +141,10 @@ def forced_run(setting: Setting, point: Point, reference: Values) -> Values:
     }
 
 
-def free_run(setting: Setting, point: Point) -> Values:
+def free_run(study: DriftStudy, point: Point) -> Values:
     """``token`` int32 and ``logprob`` float32 of what was drawn, request after request; ``events``
     as in ``forced_run``."""
-    cells, events = _played(setting, point, Drawn(Seeded(setting.seed, setting.temperature)))
+    cells, events = _played(study, point, Drawn(Seeded(study.seed, study.temperature)))
     streams = [cells.streams[rid] for rid in sorted(cells.streams)]
     return {
         "token": np.array([t for s in streams for t in s.output], np.int32),
@@ -164,34 +154,34 @@ def free_run(setting: Setting, point: Point) -> Values:
 
 
 def _played(
-    setting: Setting,
+    study: DriftStudy,
     point: Point,
     sampler: Sampler,
     watch: Watch | None = None,
 ) -> tuple[Verified, Any]:
     """The cells after a run of all requests, and its events."""
-    defect, loaded = point.known.defect, _loaded(setting.model, point.dtype, setting.prompts)
+    defect, loaded = point.known.defect, _loaded(str(study.model), point.dtype, study.prompts)
     name, on_node = (defect.name, defect.on_node) if defect is not None else ("", False)
-    config = node_config(point, setting.prompts)
+    config = node_config(point, study.prompts)
     sharded = ShardedModel(
         loaded.model,
         config.layout,
         requests=RUNNING,
         kv_dtype=ROWS[point.dtype],
-        batch_invariant=point.known == REFERENCE,
+        batch_invariant=point.known.schedule == "alone",
         select_padding=name != "nan_padding",
         merge=MERGES.get(name, merge_partials),
     )
-    _warm(sharded, loaded, setting.prompts)
+    _warm(sharded, loaded, study.prompts)
     cells = CELLS.get(name, Verified)(
         sharded,
-        dict(enumerate(setting.prompts.tokens)),
+        dict(enumerate(study.prompts.tokens)),
         sampler=sampler,
         handover=not on_node,
         prefilled=None if on_node else loaded.prefilled,
         watch=watch,
     )
-    done = StepNode(config, cells).run(setting.prompts.workload, record=True)
+    done = StepNode(config, cells).run(study.prompts.workload, record=True)
     return cells, events_array(done.events)
 
 

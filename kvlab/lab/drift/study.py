@@ -34,9 +34,6 @@ from kvlab.memory.published import data_path
 
 VIEWS = ("forced", "free")
 MOST_RANKS = 256
-#: Below this size a model's file is hashed whole; of a larger one so many pieces, its two ends
-#: among them: fine-tuned weights may keep both ends, the embeddings, as they were.
-WHOLE, PIECES = 2**26, 64
 COMMAND = "python -m kvlab.lab.drift.study"
 #: How many requests ``token_drift`` keeps.
 REQUESTS = 12
@@ -52,7 +49,6 @@ class DriftStudy:
         dcp_sizes: values of c.
         conditions: names; the right twin of each, and ``no_retraction``, are taken along.
         dtypes: of ``DTYPES``; a condition is run in those that it has.
-        views: "forced" or both.
         seed, temperature: of the free view.
 
     Errors: StudyError for an unknown name, an empty or repeated list, a model that is no folder.
@@ -63,12 +59,11 @@ class DriftStudy:
     dcp_sizes: tuple[int, ...] = (1, 2, 4, 8)
     conditions: tuple[str, ...] = NAMES
     dtypes: tuple[str, ...] = DTYPES
-    views: tuple[str, ...] = VIEWS
     seed: int = 0
     temperature: float = 0.7
 
     def __post_init__(self) -> None:
-        words = {"conditions": NAMES, "dtypes": DTYPES, "views": VIEWS}
+        words = {"conditions": NAMES, "dtypes": DTYPES}
         for name in ("dcp_sizes", *words):
             axis, known = getattr(self, name), words.get(name, range(1, MOST_RANKS + 1))
             if not axis or len(set(axis)) != len(axis):
@@ -80,11 +75,6 @@ class DriftStudy:
                         f"{name} are of {allowed}: got {value!r} at place {i} of {len(axis)}; name "
                         f"one of these"
                     )
-        if "forced" not in self.views:
-            raise StudyError(
-                f"the forced view is the one that drift is measured in: got views={self.views}; "
-                f"add 'forced'"
-            )
         if not 0 < self.temperature < math.inf:
             raise StudyError(
                 f"temperature must be finite and above 0: got {self.temperature!r}; the free view "
@@ -121,7 +111,7 @@ class DriftStudy:
             "dcp_sizes": list(self.dcp_sizes),
             "conditions": list(self.conditions),
             "dtypes": list(self.dtypes),
-            "views": list(self.views),
+            "views": list(VIEWS),
             "temperature": self.temperature,
         }
 
@@ -151,32 +141,27 @@ class DriftStudy:
 
         Errors: StudyError for jobs below 1 or a cache that cannot be written; as ``load_model``.
         """
-        first = [(view, Point(REFERENCE, 1, x)) for x in self.dtypes for view in self.views]
-        # Points that are the same run share its key.
-        rest = {self._key(view, p): (view, p) for p in self.points() for view in self.views}
-        told, total = progress or (lambda done, total: None), len(first) + len(rest)
-        found = finished(
-            {self._key(*run): partial(_make, self, *run, None) for run in first},
-            keep=keep,
-            jobs=jobs,
-            progress=lambda done, _: told(done, total),
-        )
-        texts = {p.dtype: found[self._key(view, p)] for view, p in first if view == "forced"}
-        found |= finished(
-            {key: partial(_make, self, *run, texts[run[1].dtype]) for key, run in rest.items()},
-            keep=keep,
-            jobs=jobs,
-            progress=lambda done, _: told(len(first) + done, total),
-        )
-        return lambda view, point: found.get(self._key(view, point))
+        told = progress or (lambda done, total: None)
+        alone = {x: Point(REFERENCE, 1, x) for x in self.dtypes}
+        first = {self._key(view, p): (view, p) for p in alone.values() for view in VIEWS}
+        # Points that are the same run share a key.
+        rest = {self._key(view, p): (view, p) for p in self.points() for view in VIEWS}
+        total, found = len(first) + len(rest), dict[str, Values]()
+        for runs in (first, rest):
+            work = {}
+            for key, (view, point) in runs.items():
+                text = found.get(self._key("forced", alone[point.dtype]))
+                work[key] = partial(_make, self, view, point, text if view == "forced" else None)
+            made = finished(
+                work, keep=keep, jobs=jobs, progress=lambda n, _: told(len(found) + n, total)
+            )
+            found.update(made)
+        return lambda view, point: found[self._key(view, point)]
 
     def _key(self, view: str, point: Point) -> str:
         # Neither what was drawn nor its reference depends on anything else.
         drawn = [self.seed, self.temperature] if view == "free" else []
-        alone = point.known == REFERENCE
-        return point_key(
-            *(self._facts, view, alone, point.known.runs_as, point.dcp_size, point.dtype, drawn)
-        )
+        return point_key(self._facts, view, point.known.runs_as, point.dcp_size, point.dtype, drawn)
 
     @cached_property
     def _facts(self) -> list[object]:
@@ -185,46 +170,37 @@ class DriftStudy:
 
 
 def _make(study: DriftStudy, view: str, point: Point, reference: Values | None) -> Values:
-    """Make one run, in one thread; ``reference``: the forced one of its dtype, which has none."""
-    from kvlab.lab.drift.run import Setting, forced_run, free_run, reference_run
+    """Make one run, in one thread. ``reference``: the forced one of its dtype, for a forced run."""
+    from kvlab.lab.drift.run import forced_run, free_run, reference_run
 
-    setting = Setting(str(study.model), study.prompts, study.seed, study.temperature)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if reference is None:
-            return reference_run(setting, point.dtype, view)
-        return (
-            forced_run(setting, point, reference) if view == "forced" else free_run(setting, point)
-        )
+        if point.known == REFERENCE:
+            return reference_run(study, point.dtype, view)
+        return free_run(study, point) if reference is None else forced_run(study, point, reference)
     finally:
         torch.set_num_threads(threads)
 
 
 def model_digest(folder: Path) -> str:
     """SHA-256 over config, weights and their index, which decide what a model says; not over what
-    else lies beside them. Of a file above 64 MiB its size and 64 MiB of it count."""
-    digest = hashlib.sha256()
+    else lies beside them."""
     named = [folder / "config.json", *sorted(folder.glob("*.safetensors*"))]
-    for path in [path for path in named if path.is_file()]:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            length = WHOLE // PIECES
-            for i in range(PIECES if size > WHOLE else 0):
-                file.seek((size - length) * i // (PIECES - 1))
-                digest.update(file.read(length))
-            digest.update(b"" if size > WHOLE else file.read())
-    return digest.hexdigest()
+    found = [f"{path.name} {_sha256(path)}\n" for path in named if path.is_file()]
+    return hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def weights_digest(folder: Path) -> str:
-    """What an origin names: the SHA-256 of ``model.safetensors``, as any tool prints it; where that
-    file is missing or above 64 MiB, ``model_digest``."""
+    """What an origin names: the SHA-256 of ``model.safetensors``, as any tool prints it;
+    ``model_digest`` where there is no such file."""
     path = folder / "model.safetensors"
-    if not path.is_file() or path.stat().st_size > WHOLE:
-        return model_digest(folder)
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return _sha256(path) if path.is_file() else model_digest(folder)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.DataFrame:
@@ -233,7 +209,7 @@ def token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.DataFr
 
     Errors: as ``DriftStudy.runs``.
     """
-    study = DriftStudy(model, default_prompts(), views=("forced",))
+    study = DriftStudy(model, default_prompts())
     find = study.runs(keep=Keep(cache))
     rows = []
     for point in study.points():
@@ -241,7 +217,6 @@ def token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.DataFr
             find("forced", Point(REFERENCE, 1, point.dtype)),
             run_data(find, point, study.prompts),
         )
-        assert reference is not None  # run just now
         texts = cut(reference["token"], reference["length"])
         for rid in range(requests):
             values = np.abs(run.dlogprob[rid])

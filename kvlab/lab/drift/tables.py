@@ -30,8 +30,8 @@ from kvlab.lab.timeline import intervals
 
 Floats = NDArray[np.float64]
 Row = dict[str, object]
-#: The arrays of a run, by view and point; None where none was run.
-Find = Callable[[str, Point], Values | None]
+#: The arrays of a run, by view ("forced", "free") and point.
+Find = Callable[[str, Point], Values]
 KINDS: tuple[EventKind, ...] = ("arrive", "admit", "retract", "resume", "finish", "abort")
 #: The run whose events and tokens are kept, the first of these that was run; c as near 4 as any.
 TIMELINE = ("forced_before_fix", "forced_fixed", "no_retraction")
@@ -158,15 +158,6 @@ def repetition_rate(tokens: Sequence[int]) -> float:
     return float(repeating(tokens).mean()) if len(tokens) else 0.0
 
 
-FREE = (
-    "first_divergence",
-    "edit_distance",
-    "repetition_rate",
-    "reference_repetition_rate",
-    "repeating",
-)
-
-
 def largest(values: Floats) -> float:
     """The largest finite value; 0 of no values, NaN where none of them is finite."""
     finite = values[np.isfinite(values)]
@@ -195,18 +186,24 @@ def cut(values: NDArray[Any], lengths: Sequence[int]) -> tuple[NDArray[Any], ...
     return tuple(np.split(values, np.cumsum(np.asarray(lengths, np.int64))[:-1]))
 
 
+def tokens_of(values: NDArray[Any], lengths: Sequence[int]) -> list[list[int]]:
+    """``cut`` as lists: the tokens of each request."""
+    return [part.tolist() for part in cut(values, lengths)]
+
+
 @dataclass(frozen=True, eq=False)
 class RunData:
     """One run, both views, cut by request. ``prompts``: prompt lengths by rid; ``dlogprob`` and
-    ``kl`` of each token, nats; ``rank``; ``tokens`` drawn freely (None where that view was not
-    run); ``events`` of the forced view; ``restores``: how many came back bit-identical, and how
-    many did not."""
+    ``kl`` of each token, nats; ``rank``; ``tokens`` drawn freely, and ``drawn`` by the reference;
+    ``events`` of the forced view; ``restores``: how many came back bit-identical, and how many did
+    not."""
 
     prompts: Sequence[int]
     dlogprob: Sequence[Floats]
     kl: Sequence[Floats]
     rank: Sequence[NDArray[np.int64]]
-    tokens: Sequence[Sequence[int]] | None
+    tokens: Sequence[Sequence[int]]
+    drawn: Sequence[Sequence[int]]
     events: Sequence[Event]
     restores: tuple[int, int] = (0, 0)
 
@@ -227,15 +224,15 @@ class RunData:
         return found
 
 
-def request_rows(
-    run: RunData, floor: float, free_reference: Sequence[Sequence[int]] | None
-) -> list[Row]:
+def request_rows(run: RunData, floor: float) -> list[Row]:
     """One row a request; ``data/README.md`` says what each column is."""
     left = [event.rid for event in run.events if event.kind == "retract"]
     rows = []
     for rid, (signed, kl) in enumerate(zip(run.dlogprob, run.kl, strict=True)):
         drift, starts = np.abs(signed), run.back.get(rid, [])
         before, since = np.split(drift, [starts[0] if starts else len(drift)])
+        said, want = run.tokens[rid], run.drawn[rid]
+        mine, its = repetition_rate(said), repetition_rate(want)
         row: Row = {
             "rid": rid,
             "retractions": left.count(rid),
@@ -248,13 +245,12 @@ def request_rows(
             "first_above_floor": first_above(drift, MARGIN * floor),
             "onset": _onset(drift, starts, MARGIN * floor),
             "collateral": first_above(before, MARGIN * floor) is not None,
-            **dict.fromkeys(FREE),
+            "first_divergence": first_difference(want, said),
+            "edit_distance": edit_distance(want, said),
+            "repetition_rate": mine,
+            "reference_repetition_rate": its,
+            "repeating": mine >= its + REPEATS,
         }
-        if run.tokens is not None and free_reference is not None:
-            said, want = run.tokens[rid], free_reference[rid]
-            mine, its = repetition_rate(said), repetition_rate(want)
-            found = first_difference(want, said), edit_distance(want, said), mine, its
-            row |= dict(zip(FREE, (*found, mine >= its + REPEATS), strict=True))
         rows.append(row)
     return rows
 
@@ -276,8 +272,7 @@ def summary_row(run: RunData, requests: pd.DataFrame, floor: float, fixed: RunDa
     finite = drift[np.isfinite(drift)]
     back = requests["restored_at"].notna()
     hit = back & requests["onset"].notna()
-    free = run.tokens is not None
-    repeating = requests["repeating"].eq(True)
+    repeating = requests["repeating"]
     return {
         "requests": len(requests),
         "tokens": len(drift),
@@ -285,9 +280,9 @@ def summary_row(run: RunData, requests: pd.DataFrame, floor: float, fixed: RunDa
         "mean_abs_dlogprob": mean(drift),
         "p99_abs_dlogprob": float(np.quantile(finite, 0.99)) if len(finite) else np.nan,
         "kl": mean(np.concatenate(run.kl)),
-        "repetition_rate": requests["repetition_rate"].astype(float).mean() if free else np.nan,
-        "diverged_requests": int(requests["first_divergence"].notna().sum()) if free else np.nan,
-        "repeating_requests": int(repeating.sum()) if free else np.nan,
+        "repetition_rate": requests["repetition_rate"].mean(),
+        "diverged_requests": int(requests["first_divergence"].notna().sum()),
+        "repeating_requests": int(repeating.sum()),
         "retractions": int(requests["retractions"].sum()),
         "nan_tokens": int(np.isnan(drift).sum()),
         "not_first": float((np.concatenate(run.rank) != 0).mean()),
@@ -295,7 +290,7 @@ def summary_row(run: RunData, requests: pd.DataFrame, floor: float, fixed: RunDa
         "restores_different": run.restores[1],
         "restored_requests": int(back.sum()),
         "drifting_restored": int(hit.sum()),
-        "repeating_restored": int((repeating & back).sum()) if free else np.nan,
+        "repeating_restored": int((repeating & back).sum()),
         "collateral_requests": int(requests["collateral"].sum()),
         "median_onset": float(requests.loc[hit, "onset"].astype(float).median()),
         "max_from_fixed": largest(apart) if not np.isnan(apart).all() else np.nan,
@@ -359,9 +354,7 @@ def assemble(
     summary, requests, positions = [], [], []
     for point, run in data.items():
         floor = floors[point.dtype]
-        free = find("free", Point(REFERENCE, 1, point.dtype))
-        drawn = None if free is None else [x.tolist() for x in cut(free["token"], free["length"])]
-        table = pd.DataFrame([point.key | row for row in request_rows(run, floor, drawn)])
+        table = pd.DataFrame([point.key | row for row in request_rows(run, floor)])
         fixed = data[Point(condition(point.known.fixed), point.dcp_size, point.dtype)]
         summary.append(point.key | summary_row(run, table, floor, fixed))
         requests.append(table)
@@ -371,8 +364,7 @@ def assemble(
         key=lambda p: (TIMELINE.index(p.known.name), abs(p.dcp_size - 4), p.dtype != "float32"),
     )
     reference = find("forced", Point(REFERENCE, 1, shown.dtype))
-    assert reference is not None  # the forced view is always run
-    outputs = [x.tolist() for x in cut(reference["token"], reference["length"])]
+    outputs = tokens_of(reference["token"], reference["length"])
     events = [(e.step, e.kind, e.rid, e.tokens) for e in data[shown].events]
     timeline = {name: x for name, x in shown.key.items() if name != "defect"}
     return Study(
@@ -392,16 +384,16 @@ def _rounded(frame: pd.DataFrame) -> pd.DataFrame:
 
 def run_data(find: Find, point: Point, prompts: Prompts) -> RunData:
     """The run of a point against its reference, cut by request."""
-    reference, run = find("forced", Point(REFERENCE, 1, point.dtype)), find("forced", point)
-    assert reference is not None and run is not None  # the forced view is always run
-    lengths, free = reference["length"], find("free", point)
+    alone, run = Point(REFERENCE, 1, point.dtype), find("forced", point)
+    reference, lengths = find("forced", alone), find("forced", alone)["length"]
     signed = run["logprob"].astype(np.float64) - reference["logprob"].astype(np.float64)
     return RunData(
         [request.prompt_tokens for request in prompts.workload.requests],
         cut(signed, lengths),
         cut(run["kl"].astype(np.float64), lengths),
         cut(run["rank"].astype(np.int64), lengths),
-        None if free is None else [x.tolist() for x in cut(free["token"], lengths)],
+        tokens_of(find("free", point)["token"], lengths),
+        tokens_of(find("free", alone)["token"], lengths),
         events_of(run["events"]),
         (int(run["restores"][0]), int(run["restores"][1])),
     )

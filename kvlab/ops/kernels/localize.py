@@ -1,9 +1,8 @@
 """Twins of ``kvlab.ops.localize``: one thread a slot, nothing that depends on a value but values.
 
-The unchecked run reads only the elements that the rank owns; the checked one reads all, stores the
-rank's, and lowers the flag once a program. ``C`` and ``I`` are constants of a compiled kernel, so
-that a division by a power of two is a shift; lengths are not named among the arguments that Triton
-must not specialize, since a length that 16 divides lets it move 16 bytes at a time.
+Of a run only what the rank owns is read. ``C`` and ``I`` are constants of a compiled kernel, so
+that a division by a power of two is a shift; lengths are not among the arguments that Triton must
+not specialize, since a length that 16 divides lets it move 16 bytes at a time.
 
 A top-k list is compacted by a running count, one program a list: the place of a survivor is the
 number of survivors before it, and a hole goes behind them all. A list longer than a block is walked
@@ -16,26 +15,16 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlab.index import Shard
-from kvlab.ops.flag import CheckFlag
-from kvlab.ops.kernels.launch import on_device_of, power_of_two
+from kvlab.ops.kernels import on_device_of, power_of_two
 
 _BLOCK = 1024
 _LONGEST_BLOCK = 4096  # of a top-k list
-_CLEAR = tl.constexpr(2**63 - 1)
 
 
 @triton.jit
 def row_of(ids, C: tl.constexpr, I: tl.constexpr):  # noqa: E741
     """The row of each slot (at least 0) in its owner's buffer."""
     return ids // (C * I) * I + ids % I
-
-
-@triton.jit
-def lower(flag_ptr, bad, index):
-    """Lower the flag to the first index that is bad. One atomic a program, none if all is well."""
-    first = tl.min(tl.where(bad, index, _CLEAR), axis=0)
-    if first < _CLEAR:
-        tl.atomic_min(flag_ptr, first)
 
 
 @triton.jit(do_not_specialize=["rank", "phase", "skipped"])
@@ -50,25 +39,6 @@ def _run(
     element = g // I * (C * I) + g % I + rank.to(tl.int64) * I - phase
     ids = tl.load(ids_ptr + element, mask=inside, other=0)
     tl.store(rows_ptr + j, row_of(ids, C, I), mask=inside)
-
-
-@triton.jit(do_not_specialize=["rank", "phase", "skipped", "low", "end"])
-def _checked_run(
-    ids_ptr, rows_ptr, flag_ptr, n, rank, phase, skipped, low, end,
-    C: tl.constexpr, I: tl.constexpr, BLOCK: tl.constexpr,  # noqa: E741
-):  # fmt: skip
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    ids = tl.load(ids_ptr + i, mask=inside, other=0)
-    position = i + phase
-    owner = position // I % C
-    # A negative id divides differently here and in Python; it is below `low` and bad either way.
-    bad = inside & ((ids < low) | (ids >= end) | (ids // I % C != owner))
-    within = tl.minimum(tl.maximum(position % (C * I) - rank.to(tl.int64) * I, 0), I)
-    j = position // (C * I) * I + within - skipped
-    rows = tl.where(bad, 0, row_of(ids, C, I))
-    tl.store(rows_ptr + j, rows, mask=inside & (owner == rank))
-    lower(flag_ptr, bad, i)
 
 
 @triton.jit(do_not_specialize=["rank"])
@@ -105,22 +75,18 @@ def _remap(
         front += tl.sum(own.to(tl.int32), axis=0)
 
 
-def localize_run(
-    ids: Tensor, shard: Shard, start: int, bounds: tuple[int, int], flag: CheckFlag | None
-) -> Tensor:
+def localize_run(ids: Tensor, shard: Shard, start: int) -> Tensor:
     """As ``kvlab.ops.localize_run``, which has checked the arguments."""
-    ids, n, phase = ids.contiguous(), len(ids), start % shard.turn
+    ids, phase = ids.contiguous(), start % shard.turn
     skipped = shard.held(phase)
-    m = shard.held(phase + n) - skipped
+    m = shard.held(phase + len(ids)) - skipped
     rows = torch.empty(m, dtype=torch.int64, device=ids.device)
-    place = (shard.rank, phase, skipped)
-    turn = {"C": shard.dcp_size, "I": shard.interleave, "BLOCK": _BLOCK}
-    with on_device_of(ids):
-        if flag is not None and n:
-            grid = (triton.cdiv(n, _BLOCK),)
-            _checked_run[grid](ids, rows, flag.value, n, *place, *bounds, **turn)
-        elif m:
-            _run[(triton.cdiv(m, _BLOCK),)](ids, rows, m, *place, **turn)
+    if m:
+        with on_device_of(ids):
+            _run[(triton.cdiv(m, _BLOCK),)](
+                ids, rows, m, shard.rank, phase, skipped,
+                C=shard.dcp_size, I=shard.interleave, BLOCK=_BLOCK,
+            )  # fmt: skip
     return rows
 
 

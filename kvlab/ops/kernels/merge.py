@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlab.ops.kernels.launch import on_device_of, power_of_two
+from kvlab.ops.kernels import on_device_of, power_of_two
 
 _TILE_ELEMENTS = 2048
 _LONGEST_STRETCH = 512

@@ -10,9 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kvlab.index import Shard
-from kvlab.ops.flag import CheckFlag
-from kvlab.ops.kernels.launch import on_device_of, power_of_two
-from kvlab.ops.kernels.localize import lower, row_of
+from kvlab.ops.kernels import on_device_of, power_of_two
+from kvlab.ops.kernels.localize import row_of
 
 _TILE = 8  # ids of one program
 _LONGEST_CHUNK = 256
@@ -33,15 +32,13 @@ def _part(
 
 @triton.jit(do_not_specialize=["n", "rank", "low", "end"])
 def _write(
-    layer_ptr, ids_ptr, nope_ptr, rope_ptr, flag_ptr,
+    layer_ptr, ids_ptr, nope_ptr, rope_ptr,
     n, rank, low, end, nope_stride, rope_stride,
     C: tl.constexpr, I: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,  # noqa: E741
-    NOPE_CHUNK: tl.constexpr, ROPE_CHUNK: tl.constexpr, TILE: tl.constexpr, FLAG: tl.constexpr,
+    NOPE_CHUNK: tl.constexpr, ROPE_CHUNK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     ids = tl.load(ids_ptr + i, mask=i < n, other=-1)
-    if FLAG:
-        lower(flag_ptr, (ids < -1) | (ids >= end), i)
     # The bounds first: -1 would look owned by the last rank.
     own = (ids >= low) & (ids < end) & (ids // I % C == rank) & (i < n)
     row = row_of(ids, C, I)
@@ -57,7 +54,6 @@ def set_mla_kv_buffer(
     k_rope: Tensor,
     shard: Shard,
     bounds: tuple[int, int],
-    flag: CheckFlag | None,
 ) -> None:
     """As ``kvlab.ops.set_mla_kv_buffer``, which has checked the arguments."""
     ids, n = ids.contiguous(), len(ids)
@@ -68,10 +64,10 @@ def set_mla_kv_buffer(
     chunks = [min(power_of_two(part.shape[1]), _LONGEST_CHUNK) for part in (nope, rope)]
     with on_device_of(layer):
         _write[(triton.cdiv(n, _TILE),)](
-            table, ids, nope, rope, ids if flag is None else flag.value,
+            table, ids, nope, rope,
             n, shard.rank, *bounds, nope.stride(0), rope.stride(0),
             C=shard.dcp_size, I=shard.interleave, NOPE=nope.shape[1], ROPE=rope.shape[1],
-            NOPE_CHUNK=chunks[0], ROPE_CHUNK=chunks[1], TILE=_TILE, FLAG=flag is not None,
+            NOPE_CHUNK=chunks[0], ROPE_CHUNK=chunks[1], TILE=_TILE,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvlab.ops.kernels.launch import on_device_of, power_of_two
+from kvlab.ops.kernels import on_device_of, power_of_two
 from kvlab.ops.rows import as_words
 
 _CHUNK = 1024  # words that a program moves at once

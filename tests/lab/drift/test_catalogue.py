@@ -30,6 +30,11 @@ def node(name: str, dcp_size: int, prompts: Prompts | None = None) -> NodeConfig
     return node_config(Point(condition(name), dcp_size, "float32"), prompts or default_prompts())
 
 
+def counts(prompts: Prompts, name: str, dcp_size: int) -> Counter[str]:
+    run = CountingNode(node(name, dcp_size, prompts)).run(prompts.workload, record=True)
+    return Counter(event.kind for event in run.events)
+
+
 def test_every_defect_has_its_code_its_condition_and_says_where_it_was_reported() -> None:
     assert {d.name for d in DEFECTS} == CELLS.keys() | MERGES.keys()
     for known in DEFECTS:
@@ -81,28 +86,38 @@ def test_a_head_of_the_prompts_keeps_them_and_cuts_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "what"),
+    ("content", "sentence"),
     [
-        ("{", "JSONDecodeError"),
-        ('{"prompt": "a"}', "KeyError"),
-        ('{"prompt": "", "answer": "", "output_tokens": 3}', "an empty prompt"),
-        ('{"prompt": "a", "answer": "", "output_tokens": 1}', "at least 2"),
-        ('{"prompt": "\\u00e9", "answer": "", "output_tokens": 3}', "UnicodeEncodeError"),
-        ("[]", "TypeError"),
+        (b"{", r"line 1 of p\.jsonl gives JSONDecodeError"),
+        (b'{"prompt": "a"}', "gives KeyError"),
+        (b'{"prompt": "", "answer": "", "output_tokens": 3}', "an empty prompt"),
+        (b'{"prompt": "a", "answer": "", "output_tokens": 1}', "at least 2"),
+        (b'{"prompt": "\\u00e9", "answer": "", "output_tokens": 3}', "UnicodeEncodeError"),
+        (b"[]", "gives TypeError"),
+        (b'{"prompt": "abc", "answer": "a", "output_tokens": 1000000}', r"3 \+ 1000000 positions"),
+        (b"[" * 100_000, "gives RecursionError"),
+        (b"\xff\xfe", r"JSON lines in UTF-8: '.*p\.jsonl' gives .* can't decode byte 0xff"),
+        (b"", r"at least 1 request, one a line: '.*p\.jsonl' has 0 lines; write a line"),
     ],
 )
-def test_a_bad_line_of_prompts_is_named(line: str, what: str, tmp_path: Path) -> None:
-    path = prompts_file(tmp_path / "p.jsonl")
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(WorkloadError, match=rf"line 7 of p\.jsonl gives .*{what}"):
-        read_prompts(path)
+def test_a_file_of_prompts_that_cannot_be_used_is_named_with_its_reason(
+    content: bytes, sentence: str, tmp_path: Path
+) -> None:
+    (tmp_path / "p.jsonl").write_bytes(content)
+    with pytest.raises(WorkloadError, match=sentence):
+        read_prompts(tmp_path / "p.jsonl")
+    with pytest.raises(WorkloadError, match=r"'.*none' gives No such file or directory; name ano"):
+        read_prompts(tmp_path / "none")
 
 
-def test_prompts_are_read_as_they_are_written(tmp_path: Path) -> None:
+def test_a_bad_line_of_prompts_is_named_and_good_ones_are_read_as_written(tmp_path: Path) -> None:
     path = prompts_file(tmp_path / "p.jsonl")
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     found = read_prompts(path)
     assert [bytes(t).decode() for t in found.tokens] == [line["prompt"] for line in lines]
+    path.write_text(path.read_text() + "{\n")
+    with pytest.raises(WorkloadError, match=r"line 7 of p\.jsonl gives"):
+        read_prompts(path)
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
@@ -121,38 +136,6 @@ def test_only_the_natural_schedule_is_short() -> None:
         config = node(name, 4)
         assert (config.layout.capacity_tokens < needs) == (name == "natural")
         assert (config.force_retract_interval == 3) == (name == "forced_fixed")
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (b"\xff\xfe\n", r"JSON lines in UTF-8: '.*p\.jsonl' gives .* can't decode byte 0xff"),
-        (b"", r"at least 1 request, one a line: '.*p\.jsonl' has 0 lines; write a line"),
-        (
-            b'{"prompt": "abc", "answer": "a", "output_tokens": 1000000}\n',
-            r"line 1 of p\.jsonl gives ValueError: 3 \+ 1000000 positions .*, the bound is 16384",
-        ),
-        (b"[" * 100_000 + b"\n", r"line 1 of p\.jsonl gives RecursionError"),
-    ],
-)
-def test_a_file_of_prompts_that_cannot_be_used_is_named_with_its_reason(
-    content: bytes, sentence: str, tmp_path: Path
-) -> None:
-    (tmp_path / "p.jsonl").write_bytes(content)
-    with pytest.raises(WorkloadError, match=sentence):
-        read_prompts(tmp_path / "p.jsonl")
-
-
-def test_a_file_of_prompts_that_is_not_there_is_no_fault_of_the_output(tmp_path: Path) -> None:
-    with pytest.raises(WorkloadError, match=r"'.*none' gives No such file or directory; name ano"):
-        read_prompts(tmp_path / "none")
-    with pytest.raises(WorkloadError, match="gives Is a directory"):
-        read_prompts(tmp_path)
-
-
-def counts(prompts: Prompts, name: str, dcp_size: int) -> Counter[str]:
-    config = node(name, dcp_size, prompts)
-    return Counter(e.kind for e in CountingNode(config).run(prompts.workload, record=True).events)
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])

@@ -17,8 +17,8 @@ from kvlab.engine.model import ShardedModel
 from kvlab.engine.model import cells as cells_module
 from kvlab.engine.model.prefilled import Prefill, prefill_apart
 from kvlab.index import WidenedSlots
-from kvlab.lab.drift import MARGIN, Point, condition, default_prompts
-from kvlab.lab.drift.run import Setting, forced_run, reference_run
+from kvlab.lab.drift import MARGIN, DriftStudy, Point, condition, default_prompts
+from kvlab.lab.drift.run import forced_run, reference_run
 from kvlab.lab.keep import Values
 from kvlab.memory import PagedTokenToKVPoolAllocator
 from kvlab.memory.published import data_path
@@ -28,17 +28,17 @@ PROMPTS = default_prompts().head(16)
 
 
 @pytest.fixture(scope="module")
-def setting() -> Iterator[Setting]:
+def study() -> Iterator[DriftStudy]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     folder: Path = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
-    yield Setting(str(folder), PROMPTS)
+    yield DriftStudy(folder, PROMPTS)
     torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
-def reference(setting: Setting) -> Values:
-    return reference_run(setting, "float32", "forced")
+def reference(study: DriftStudy) -> Values:
+    return reference_run(study, "float32", "forced")
 
 
 def prefill_keeping(kept: Kept) -> Any:
@@ -73,20 +73,20 @@ def prefill_keeping(kept: Kept) -> Any:
     return prefill
 
 
-def drift(setting: Setting, reference: Values, name: str) -> float:
-    run = forced_run(setting, Point(condition(name), 1, "float32"), reference)
+def drift(study: DriftStudy, reference: Values, name: str) -> float:
+    run = forced_run(study, Point(condition(name), 1, "float32"), reference)
     return float(np.abs(run["logprob"] - reference["logprob"]).max())
 
 
 def test_a_recomputed_request_leaves_the_floor_by_its_state_alone(
-    setting: Setting, reference: Values, monkeypatch: pytest.MonkeyPatch
+    study: DriftStudy, reference: Values, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    floor = drift(setting, reference, "no_retraction")
+    floor = drift(study, reference, "no_retraction")
     found = {}
     kinds: tuple[Kept, ...] = ("rows and state", "state", "rows", "nothing")
     for kept in kinds:
         monkeypatch.setattr(cells_module, "prefill_apart", prefill_keeping(kept))
-        found[kept] = drift(setting, reference, "recompute")
+        found[kept] = drift(study, reference, "recompute")
     # The state of one prefill is enough to leave the floor; its rows are not.
     assert found["rows and state"] > MARGIN * floor and found["state"] > MARGIN * floor
     assert found["rows"] <= MARGIN * floor and found["nothing"] <= MARGIN * floor

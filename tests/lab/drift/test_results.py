@@ -79,8 +79,11 @@ def test_an_origin_without_its_facts_is_refused(folder: Path) -> None:
         read_study(folder)
 
 
-def test_the_recorded_study_is_read(folder: Path) -> None:
+def test_a_file_that_is_missing_is_named_and_the_recorded_study_is_read(folder: Path) -> None:
     assert len(read_study(folder).summary)
+    (folder / "tokens.csv").unlink()
+    with pytest.raises(StudyError, match=r"tokens\.csv of 'study' FileNotFoundError"):
+        read_study(folder)
 
 
 def test_a_folder_is_asked_before_the_work_and_left_empty(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from kvlab.engine import NodeConfig, StepNode
 from kvlab.engine.model import Forced, ModelCells, Prefilled, ShardedModel, load_model
-from kvlab.lab.drift import DEFECTS, REFERENCE, Point, Prompts, condition
+from kvlab.lab.drift import DEFECTS, DriftStudy, Point, Prompts, condition
 from kvlab.lab.drift import run as run_module
-from kvlab.lab.drift.run import Setting, forced_run, free_run, node_config, reference_run
-from kvlab.lab.drift.tables import cut, run_data
+from kvlab.lab.drift.run import forced_run, free_run, node_config, reference_run
+from kvlab.lab.drift.tables import RunData, cut, events_of
 from kvlab.lab.keep import Values
 from tests.lab.drift.tiny_study import save_checkpoint
 
@@ -26,16 +26,16 @@ class Runs:
     """Runs of one checkpoint, each made once."""
 
     def __init__(self, model: Path, prompts: Prompts) -> None:
-        self.setting = Setting(str(model), prompts)
+        self.study = DriftStudy(model, prompts)
         self.forced = lru_cache(self._forced)
         self.reference = lru_cache(self._reference)
 
     def _reference(self, dtype: str) -> Values:
-        return reference_run(self.setting, dtype, "forced")
+        return reference_run(self.study, dtype, "forced")
 
     def _forced(self, name: str, dcp_size: int, dtype: str = "float32") -> Values:
         point = Point(condition(name), dcp_size, dtype)
-        return forced_run(self.setting, point, self.reference(dtype))
+        return forced_run(self.study, point, self.reference(dtype))
 
     def drift(self, name: str, dcp_size: int, dtype: str = "float32") -> NDArray[np.float64]:
         run, reference = self.forced(name, dcp_size, dtype), self.reference(dtype)
@@ -47,14 +47,9 @@ class Runs:
         return bool(np.array_equal(a["logprob"], b["logprob"], equal_nan=True))
 
     def restored_at(self, name: str, dcp_size: int) -> dict[int, list[int]]:
-        def find(view: str, point: Point) -> Values | None:
-            if view == "free":
-                return None
-            alone = point.known == REFERENCE
-            return self.reference("float32") if alone else self.forced(name, dcp_size)
-
-        point = Point(condition(name), dcp_size, "float32")
-        return run_data(find, point, self.setting.prompts).back
+        prompts = [len(tokens) for tokens in self.study.prompts.tokens]
+        events = events_of(self.forced(name, dcp_size)["events"])
+        return RunData(prompts, (), (), (), (), (), events).back
 
     def cut(self, values: NDArray[np.float64]) -> list[NDArray[np.float64]]:
         return list(cut(values, self.reference("float32")["length"]))
@@ -87,17 +82,17 @@ def test_the_schedule_restores_most_requests_at_every_dcp_size(runs: Runs) -> No
 
 
 def test_without_a_defect_nothing_of_the_study_changes_a_bit(runs: Runs) -> None:
-    setting, reference = runs.setting, runs.reference("float32")
-    config = node_config(Point(condition("forced_fixed"), 4, "float32"), setting.prompts)
-    sharded = ShardedModel(load_model(setting.model), config.layout, requests=20)
+    study, reference = runs.study, runs.reference("float32")
+    config = node_config(Point(condition("forced_fixed"), 4, "float32"), study.prompts)
+    sharded = ShardedModel(load_model(study.model), config.layout, requests=20)
     streams = {
-        rid: [*setting.prompts.tokens[rid], *output.tolist()]
+        rid: [*study.prompts.tokens[rid], *output.tolist()]
         for rid, output in enumerate(cut(reference["token"], reference["length"]))
     }
-    prompts = dict(enumerate(setting.prompts.tokens))
+    prompts = dict(enumerate(study.prompts.tokens))
     plain = ModelCells(sharded, prompts, sampler=Forced(streams), handover=True,
                        prefilled=Prefilled())  # fmt: skip
-    StepNode(config, plain).run(setting.prompts.workload)
+    StepNode(config, plain).run(study.prompts.workload)
     said = [x for rid in sorted(plain.streams) for x in plain.streams[rid].logprobs]
     assert np.array_equal(np.array(said, np.float32), runs.forced("forced_fixed", 4)["logprob"])
 
@@ -106,7 +101,7 @@ def test_what_freed_and_new_rows_hold_reaches_nothing_with_the_fix(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_warm", lambda *_: None)
-    cold = Runs(Path(runs.setting.model), runs.setting.prompts)
+    cold = Runs(runs.study.model, runs.study.prompts)
     assert np.array_equal(
         cold.forced("forced_fixed", 4)["logprob"], runs.forced("forced_fixed", 4)["logprob"]
     )
@@ -192,7 +187,7 @@ def test_before_the_fix_is_the_defect_of_widened_ids_under_another_name(runs: Ru
 def test_nan_in_the_padding_row_makes_nan_tokens_and_one_token_over_and_over(runs: Runs) -> None:
     assert np.isnan(runs.drift("defect:nan_padding", 1)).sum() > 10
     assert (runs.forced("defect:nan_padding", 1)["rank"] == -1).any()
-    drawn = free_run(runs.setting, Point(condition("defect:nan_padding"), 1, "float32"))
+    drawn = free_run(runs.study, Point(condition("defect:nan_padding"), 1, "float32"))
     stuck = np.isnan(drawn["logprob"])
     assert stuck.any()
     assert set(drawn["token"][stuck].tolist()) == {0}
@@ -218,7 +213,7 @@ def test_with_a_hand_over_no_query_meets_an_empty_shard(runs: Runs) -> None:
     assert known.defect is not None and known.defect.on_node
     handed = replace(known, defect=replace(known.defect, on_node=False))
     point = Point(handed, 4, "float32")
-    made = forced_run(runs.setting, point, runs.reference("float32"))
+    made = forced_run(runs.study, point, runs.reference("float32"))
     assert np.array_equal(made["logprob"], runs.forced("forced_fixed", 4)["logprob"])
     assert max(values[0] for values in runs.cut(runs.drift(known.name, 4))) > NOISE
 
@@ -227,13 +222,13 @@ def test_forced_runs_say_the_references_tokens_and_free_ones_depend_on_the_seed(
     runs: Runs,
 ) -> None:
     point = Point(condition("forced_fixed"), 4, "float32")
-    reference = reference_run(runs.setting, "float32", "free")
-    drawn = free_run(runs.setting, point)
+    reference = reference_run(runs.study, "float32", "free")
+    drawn = free_run(runs.study, point)
     assert np.array_equal(drawn["token"], reference["token"])
-    other = free_run(replace(runs.setting, seed=1), point)
+    other = free_run(replace(runs.study, seed=1), point)
     assert not np.array_equal(drawn["token"], other["token"])
     assert reference["length"].tolist() == [
-        r.output_tokens for r in runs.setting.prompts.workload.requests
+        r.output_tokens for r in runs.study.prompts.workload.requests
     ]
 
 
@@ -250,4 +245,4 @@ def test_the_silent_regime_holds_at_every_size_and_a_smaller_pool_raises(
     monkeypatch.setattr(run_module, "node_config", small)
     point = Point(condition("forced_before_fix"), 8, "float32")
     with pytest.raises(IndexError):
-        forced_run(runs.setting, point, runs.reference("float32"))
+        forced_run(runs.study, point, runs.reference("float32"))

@@ -6,18 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift import (
-    MARGIN,
     DriftStudy,
     Point,
     Prompts,
     Study,
-    first_above,
     read_study,
     write_study,
 )
@@ -50,12 +47,6 @@ def row_of(done: Study, name: object, c: object) -> Any:
     """The row of a condition in the summary."""
     table = done.summary
     return table[(table["condition"] == name) & (table["dcp_size"] == c)].iloc[0]
-
-
-def requests_of(done: Study, name: str, c: int) -> Any:
-    """The rows of its requests, by rid."""
-    table = done.requests
-    return table[(table["condition"] == name) & (table["dcp_size"] == c)].set_index("rid")
 
 
 def equal(a: Study, b: Study) -> bool:
@@ -120,12 +111,13 @@ def test_floor_zero_and_drift_are_where_they_belong(done: Study) -> None:
 
 
 def test_tokens_of_the_timeline_are_those_of_its_run(done: Study) -> None:
-    tokens: Any = done.tokens
-    rows, events = requests_of(done, "forced_before_fix", 2), done.events
-    assert tokens.groupby("rid")["abs_dlogprob"].max().tolist() == rows["max_abs_dlogprob"].tolist()
-    assert tokens["step"].notna().all()
-    for rid, part in tokens.groupby("rid"):
-        assert part["step"].is_monotonic_increasing
+    table, events, tokens = done.requests, done.events, done.tokens
+    mine = (table["condition"] == "forced_before_fix") & (table["dcp_size"] == 2)
+    rows: Any = table[mine].set_index("rid")
+    by_rid: Any = tokens.groupby("rid")
+    assert by_rid["abs_dlogprob"].max().tolist() == rows["max_abs_dlogprob"].tolist()
+    for rid, part in by_rid:
+        assert part["step"].notna().all() and part["step"].is_monotonic_increasing
         back = rows.loc[rid, "restored_at"]
         assert part["restored"].tolist() == [bool(at >= back) for at in part["position"]]
         finished = events[(events["rid"] == rid) & (events["event"] == "finish")]
@@ -171,37 +163,22 @@ def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
 def test_a_damaged_file_is_named_and_made_again(
     planned: DriftStudy, done: Study, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = sorted(kept.glob("*.kept"))[:3]
-    whole = [path.read_bytes() for path in broken]
-    broken[0].write_bytes(whole[0][: len(whole[0]) // 2])
+    broken = sorted(kept.glob("*.kept"))[:2]
+    broken[0].write_bytes(broken[0].read_bytes()[:-9])
     broken[1].write_bytes(b"")
-    with broken[2].open("wb") as out:
-        np.savez(out, other=np.zeros(1))
     notes: list[str] = []
-    again = planned.run(jobs=1, cache=kept, note=notes.append)
-    assert sorted(note.split()[0] for note in notes) == [path.name for path in broken]
-    assert all("is damaged" in note and "is made again" in note for note in notes)
-    assert equal(again, done)
+    assert equal(planned.run(jobs=1, cache=kept, note=notes.append), done)
+    assert sorted(notes) == [f"{path.name} is damaged and is made again" for path in broken]
     monkeypatch.setattr(study_module, "_make", lambda *_: pytest.fail("nothing is missing"))
     assert equal(planned.run(jobs=1, cache=kept), done)
 
 
-def test_another_seed_draws_other_tokens_and_keeps_the_forced_view(
-    planned: DriftStudy, done: Study, kept: Path
-) -> None:
+def test_another_seed_keeps_the_forced_view(planned: DriftStudy, done: Study, kept: Path) -> None:
     small = replace(planned, conditions=("no_retraction",), dcp_sizes=(2,), seed=5)
     found = small.run(jobs=1, cache=kept)
     assert found.origin["seed"] == 5
     mine, its = row_of(done, "no_retraction", 2), row_of(found, "no_retraction", 2)
     assert its["max_abs_dlogprob"] == mine["max_abs_dlogprob"]
-
-
-def test_without_the_free_view_its_columns_are_empty(planned: DriftStudy, kept: Path) -> None:
-    only = replace(planned, conditions=("forced_before_fix",), views=("forced",))
-    found = only.run(jobs=1, cache=kept)
-    for name in ("repetition_rate", "diverged_requests", "repeating_requests"):
-        assert found.summary[name].isna().all()
-    assert found.requests["edit_distance"].isna().all()
 
 
 def test_a_study_is_read_back_as_it_was_written(done: Study, tmp_path: Path) -> None:
@@ -215,17 +192,7 @@ def test_a_study_is_read_back_as_it_was_written(done: Study, tmp_path: Path) -> 
     assert back.summary["defect"].tolist()[0] == ""
 
 
-def test_a_folder_that_holds_no_study_is_refused_by_the_file(done: Study, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"summary\.csv of '.*' FileNotFoundError"):
-        read_study(tmp_path)
-    write_study(done, tmp_path)
-    (tmp_path / "tokens.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(StudyError, match=r"tokens\.csv of '.*' lacks rid, .* has the columns a, b"):
-        read_study(tmp_path)
-    write_study(done, tmp_path)
-    (tmp_path / "origin.json").write_text("[]")
-    with pytest.raises(StudyError, match=r"origin\.json of '.*' ValueError: lacks command"):
-        read_study(tmp_path)
+def test_a_folder_that_cannot_be_written_is_refused(done: Study, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StudyError, match="a study is written to a folder that can be made"):
         write_study(done, tmp_path / "file")
@@ -240,7 +207,6 @@ def test_a_folder_that_holds_no_study_is_refused_by_the_file(done: Study, tmp_pa
         ({"conditions": ("fixed",)}, "conditions are of no_retraction, .*: got 'fixed' at place 0"),
         ({"dtypes": ("int8",)}, "dtypes are of float32, bfloat16, fp8: got 'int8' at place 0 of 1"),
         ({"temperature": 0.0}, r"temperature must be finite and above 0: got 0\.0"),
-        ({"views": ("free",)}, "the forced view is the one that drift is measured in"),
         ({"model": Path("nowhere")}, "a model is the folder of a checkpoint: 'nowhere' is none"),
     ],
 )
@@ -259,11 +225,6 @@ def test_jobs_and_the_cache_are_asked_before_the_work(planned: DriftStudy, tmp_p
         planned.run(jobs=1, cache=tmp_path / "file")
 
 
-def test_the_threshold_of_a_drift_is_twice_the_floor() -> None:
-    assert MARGIN == 2
-    assert first_above(np.array([1.9, 2.1]), MARGIN * 1.0) == 1
-
-
 SHIPPED = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
 
 
@@ -275,24 +236,19 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "more.safetensors"])
-def test_config_and_weights_decide_the_digest(folder: Path, name: str) -> None:
-    before = model_digest(folder)
-    (folder / name).write_bytes(b"other")
-    assert model_digest(folder) != before
-
-
-def test_what_lies_beside_the_weights_does_not(folder: Path) -> None:
-    before = model_digest(folder)
+def test_config_and_weights_decide_the_digest_and_what_lies_beside_does_not(folder: Path) -> None:
+    found = {model_digest(folder)}
     (folder / "measured.json").write_text("[1]")
-    (folder / "loss-curve.json").write_text("{}")
-    assert model_digest(folder) == before
+    assert found == {model_digest(folder)}
+    for name in ("config.json", "model.safetensors", "more.safetensors"):
+        (folder / name).write_bytes(b"other")
+        found.add(model_digest(folder))
+    assert len(found) == 4
 
 
 def test_an_origin_names_the_sha256_of_the_weights_as_any_tool_prints_it(folder: Path) -> None:
     assert weights_digest(folder) == hashlib.sha256(b"weights").hexdigest()
-    with (folder / "model.safetensors").open("wb") as file:
-        file.truncate(study_module.WHOLE + 1)
+    (folder / "model.safetensors").unlink()
     assert weights_digest(folder) == model_digest(folder)
 
 
@@ -302,26 +258,3 @@ def test_the_recorded_study_was_run_on_the_shipped_checkpoint() -> None:
     recorded = str(origin_of(study.origin).parameters["model_sha256"])
     assert facts["checkpoint"]["sha256"].startswith(recorded)
     assert weights_digest(SHIPPED).startswith(recorded)
-
-
-def test_large_weights_that_differ_in_their_middle_are_another_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(study_module, "WHOLE", 640)
-    weights = bytearray(10_000)
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(weights)
-    found = {model_digest(tmp_path)}
-    for layer in range(4):  # as fine-tuning does it: a stretch of the file, neither of its ends
-        changed = weights.copy()
-        changed[2000 * layer + 500 : 2000 * layer + 1000] = b"\1" * 500
-        path.write_bytes(changed)
-        found.add(model_digest(tmp_path))
-    for at in (0, -1):
-        changed = weights.copy()
-        changed[at] = 1
-        path.write_bytes(changed)
-        found.add(model_digest(tmp_path))
-    path.write_bytes(weights + b"\0")
-    found.add(model_digest(tmp_path))
-    assert len(found) == 8

@@ -41,14 +41,14 @@ RUN = RunData(
     kl=(np.array([0.0, 0.0, 1.0, 1.0, NAN]), np.zeros(4)),
     rank=(np.array([0, 0, 1, 2, -1]), np.zeros(4, np.int64)),
     tokens=((1, 2, 3, 4, 5), (7, 7, 7, 8)),
+    drawn=((1, 2, 3, 9, 5), (7, 7, 7, 8)),
     events=EVENTS,
     restores=(0, 1),
 )
-REFERENCE = ((1, 2, 3, 9, 5), (7, 7, 7, 8))
 
 
 def rows(run: RunData = RUN, floor: float = FLOOR) -> Any:
-    return pd.DataFrame(request_rows(run, floor, REFERENCE)).set_index("rid")
+    return pd.DataFrame(request_rows(run, floor)).set_index("rid")
 
 
 def test_the_first_token_after_a_restore_is_the_one_whose_position_was_not_cached() -> None:
@@ -90,7 +90,7 @@ def test_the_onset_counts_from_the_latest_restore_before_the_drift() -> None:
 
 
 def test_the_summary_of_the_run_by_hand() -> None:
-    table = pd.DataFrame(request_rows(RUN, FLOOR, REFERENCE))
+    table = pd.DataFrame(request_rows(RUN, FLOOR))
     fixed = replace(RUN, dlogprob=(np.zeros(5), np.zeros(4)))
     row = summary_row(RUN, table, FLOOR, fixed)
     assert (row["requests"], row["tokens"], row["nan_tokens"]) == (2, 9, 1)
@@ -102,14 +102,6 @@ def test_the_summary_of_the_run_by_hand() -> None:
     assert (row["diverged_requests"], row["repeating_requests"]) == (1, 0)
     assert row["not_first"] == pytest.approx(3 / 9)
     assert summary_row(RUN, table, FLOOR, RUN)["max_from_fixed"] == 0
-
-
-def test_without_the_free_view_nothing_is_said_about_it() -> None:
-    silent = replace(RUN, tokens=None)
-    table = pd.DataFrame(request_rows(silent, FLOOR, None))
-    assert table["repeating"].isna().all()
-    row: Any = summary_row(silent, table, FLOOR, silent)
-    assert np.isnan(row["repetition_rate"]) and np.isnan(row["repeating_restored"])
 
 
 def test_positions_are_counted_from_the_output_and_from_the_latest_restore() -> None:
@@ -124,7 +116,7 @@ def test_positions_are_counted_from_the_output_and_from_the_latest_restore() -> 
 
 
 def test_each_token_has_the_step_that_made_it() -> None:
-    table: Any = pd.DataFrame(token_rows(RUN, REFERENCE))
+    table: Any = pd.DataFrame(token_rows(RUN, RUN.drawn))
     first = table[table["rid"] == 0]
     assert first["step"].tolist() == [0, 0, 1, 3, 4]
     assert first["restored"].tolist() == [False, False, False, True, True]
