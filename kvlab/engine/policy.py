@@ -17,7 +17,7 @@ Source: SGLang ``ScheduleBatch.check_decode_mem``, ``retract_decode``, and
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
@@ -78,19 +78,8 @@ class NodeConfig:
                 f"layout must be a DcpLayout, which gives a node its pages: got "
                 f"{type(layout).__name__}; pass DcpLayout(dcp_size, page_size, num_pages)"
             )
-        bounds: list[tuple[str, int | None, int]] = [
-            ("concurrency", self.concurrency, 1),
-            ("max_running", self.max_running, 1),
-            ("reserved_decode_tokens", self.reserved_decode_tokens, 0),
-            ("clip_max_new_tokens", self.clip_max_new_tokens, 1),
-            ("max_new_tokens", self.max_new_tokens, 1),
-            ("force_retract_interval", self.force_retract_interval, 1),
-            ("host_capacity_tokens", self.host_capacity_tokens, 0),
-            ("token_bytes", self.token_bytes, 1),
-            ("ratio_decay_steps", self.ratio_decay_steps, 1),
-            ("retract_decode_steps", self.retract_decode_steps, 0),
-        ]
-        for name, value, low in bounds:
+        for name, low in _BOUNDS.items():
+            value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < low:
@@ -99,17 +88,14 @@ class NodeConfig:
             raise StudyError(
                 f"step_time_s must be a finite time above 0 seconds: got {self.step_time_s!r}"
             )
-        if not 0 < self.min_new_token_ratio <= self.initial_new_token_ratio <= 1:
+        low_ratio, high_ratio = self.min_new_token_ratio, self.initial_new_token_ratio
+        if not 0 < low_ratio <= high_ratio <= 1:
             raise StudyError(
                 f"ratios must satisfy 0 < min <= initial <= 1: got min_new_token_ratio="
-                f"{self.min_new_token_ratio}, initial_new_token_ratio="
-                f"{self.initial_new_token_ratio}"
+                f"{low_ratio}, initial_new_token_ratio={high_ratio}"
             )
-        for name, given, allowed in (
-            ("restore", self.restore, ("backup", "recompute")),
-            ("host_full", self.host_full, ("abort", "recompute")),
-            ("admission", self.admission, ("reserved", "new_token_ratio")),
-        ):
+        for name, kind in (("restore", Restore), ("host_full", HostFull), ("admission", Admission)):
+            given, allowed = getattr(self, name), get_args(kind)
             if given not in allowed:
                 raise StudyError(f"{name} must be one of {', '.join(allowed)}: got {given!r}")
 
@@ -157,13 +143,20 @@ class NodeConfig:
         return html(facts(title, rows))
 
 
-_OPTIONAL = {
-    "concurrency",
-    "max_running",
-    "max_new_tokens",
-    "force_retract_interval",
-    "host_capacity_tokens",
+_BOUNDS = {
+    "concurrency": 1,
+    "max_running": 1,
+    "reserved_decode_tokens": 0,
+    "clip_max_new_tokens": 1,
+    "max_new_tokens": 1,
+    "force_retract_interval": 1,
+    "host_capacity_tokens": 0,
+    "token_bytes": 1,
+    "ratio_decay_steps": 1,
+    "retract_decode_steps": 0,
 }
+# For these None is no bound, or no rule.
+_OPTIONAL = {f.name for f in fields(NodeConfig) if f.default is None}
 
 
 def paged(tokens: int, layout: DcpLayout) -> int:

@@ -19,6 +19,7 @@ and SGLang's kv-shard placement (``interleave = page_size``).
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -217,7 +218,7 @@ class DcpLayout:
 
     def shard(self, rank: int) -> Shard:
         """What ``rank`` holds of both spaces. Errors: LayoutError for a rank outside."""
-        return Shard(self.dcp_size, rank, self.interleave)
+        return _shard(self.dcp_size, rank, self.interleave)
 
     def owner(self, slot: int) -> int:
         """The rank that stores ``slot``. Errors: IndexSpaceError outside [0, slot_end)."""
@@ -281,6 +282,12 @@ class DcpLayout:
                 f"(num_pages={self.num_pages}, W={self.widened_page_size})"
             )
         return slot
+
+
+@lru_cache(maxsize=256, typed=True)
+def _shard(dcp_size: int, rank: int, interleave: int) -> Shard:
+    """Shards are values: one is made, and checked, once."""
+    return Shard(dcp_size, rank, interleave)
 
 
 def pages_strip(caption: str, num_pages: int, sizes: Mapping[str, int]) -> Table:

@@ -198,7 +198,7 @@ def require_in_layout(ids: Tensor, layout: DcpLayout) -> None:
 
 
 def _take(ids: Tensor, shard: Shard, start: int) -> Tensor:
-    if shard.turn == 1:
+    if shard.dcp_size == 1:
         return ids
     if shard.interleave == 1:
         return shard.row(ids[(shard.rank - start) % shard.dcp_size :: shard.dcp_size])

@@ -190,6 +190,11 @@ class PhysicalRows:
             return self._source
         return self.shard.elements(self.positions, self.start, self.ids.device)
 
+    def same_elements(self, other: "PhysicalRows") -> bool:
+        """Whether both have rows of the same elements, given the same rank and positions."""
+        aligned = self._source is None and other._source is None
+        return aligned or torch.equal(self.source, other.source)
+
     def to(self, device: torch.device) -> "PhysicalRows":
         """The same rows on ``device`` (themselves when they are there already)."""
         if self.ids.device == device:
@@ -255,7 +260,7 @@ def make_rows(
     """``PhysicalRows`` of a run that the caller has localized itself (package-internal).
 
     ``source`` None: slots and positions of the run agree about the owner."""
-    run = (slots.start, len(slots))
+    run = (slots.start, int(slots.ids.shape[0]))
     return PhysicalRows(ids, source, rank, layout, *run, resolved_at, _FROM_LOCALIZE)
 
 
@@ -263,7 +268,7 @@ def require_within(ids: Tensor, low: int, end: int, what: str, instead: str) -> 
     """Raise IndexSpaceError unless every id lies in ``[low, end)``. Cost: one read of the ids."""
     if ids.numel() == 0:
         return
-    least, most = (int(x) for x in torch.aminmax(ids))
+    least, most = map(int, torch.aminmax(ids))
     if least >= low and most < end:
         return
     bad = torch.nonzero((ids < low) | (ids >= end)).flatten()

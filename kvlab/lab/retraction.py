@@ -20,7 +20,7 @@ from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.lab.keep import Keep, Note, Progress, Values, finished, point_key
 from kvlab.memory import ModelGeometry, geometry, plan_pool
-from kvlab.memory.capacity import gib
+from kvlab.memory.geometry import gib
 
 GIB = 2**30
 #: The columns that every table of this study has, in this order, before the others.
@@ -106,11 +106,11 @@ class RetractionStudy:
     def config(self, dcp_size: int, budget_gib: float) -> NodeConfig:
         """The node of one point. Errors: CapacityError when the budget buys no page."""
         model = geometry(self.model)
-        plan = plan_pool(model, gib(budget_gib), dcp_size, self.page_size, self.dtype)
+        layout = plan_pool(model, gib(budget_gib), dcp_size, self.page_size, self.dtype)
         token_bytes = model.bytes_per_token(self.dtype)
         host = None if self.host_gib is None else gib(self.host_gib) // token_bytes
         return NodeConfig(
-            plan.layout,
+            layout,
             concurrency=self.concurrency,
             restore=self.restore,  # type: ignore[arg-type]  # NodeConfig checks the word
             admission="reserved" if self.restore == "backup" else "new_token_ratio",

@@ -4,9 +4,13 @@ from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.allocator import PagedTokenToKVPoolAllocator
 from kvlab.memory.arena import HostArena
 from kvlab.memory.backup import KvBackup, StateBackup
-from kvlab.memory.capacity import PoolPlan, plan_pool
-from kvlab.memory.geometry import ModelGeometry, geometry, load_geometries
-from kvlab.memory.given_geometry import given_geometry
+from kvlab.memory.geometry import (
+    ModelGeometry,
+    geometry,
+    given_geometry,
+    load_geometries,
+    plan_pool,
+)
 from kvlab.memory.hybrid import HybridLinearKVPool
 from kvlab.memory.pool import MLATokenToKVPool, ReplicatedKVPool
 from kvlab.memory.published import load_published
@@ -32,7 +36,6 @@ __all__ = [
     "PageTable",
     "PagedTokenToKVPoolAllocator",
     "PendingCopy",
-    "PoolPlan",
     "ReplicatedKVPool",
     "ReqToTokenPool",
     "StagedTransfer",

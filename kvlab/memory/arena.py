@@ -65,10 +65,9 @@ class HostArena:
         size = max(1, -(-nbytes // self.grain)) * self.grain
         if self.pinned:
             size = 1 << (size - 1).bit_length()
-        fitting = [block for block in self._idle if size <= block.numel() <= 2 * size]
+        fitting = [i for i, block in enumerate(self._idle) if size <= block.numel() <= 2 * size]
         if fitting:
-            block = min(fitting, key=torch.numel)
-            self._idle = [other for other in self._idle if other is not block]
+            block = self._idle.pop(min(fitting, key=lambda i: self._idle[i].numel()))
         else:
             if self.capacity_bytes is not None:
                 room = self.capacity_bytes - self.lent_bytes - size

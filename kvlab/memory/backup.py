@@ -58,10 +58,10 @@ class KvBackup:
     """Rows of one rank for positions ``start .. start+positions-1``.
 
     Fields: ``layout`` and ``rank`` of the pool; ``space`` ("sharded", "replicated", "resolved");
-    ``row_format``: what the bytes of a row mean; ``source`` int64 ``(rows,)``: which positions this
-    rank holds, counted from ``start``; ``kv`` ``(layers, rows, elements)`` on the host, in the
-    pool's storage dtype; ``page_size``: of the rows; ``arena`` and ``block``: whose memory ``kv``
-    is; ``made``: the copy that filled it; ``state`` of a hybrid pool.
+    ``row_format``: what the bytes of a row mean; ``came_from``: the rows that were copied; ``kv``
+    ``(layers, rows, elements)`` on the host, in the pool's storage dtype; ``page_size``: of the
+    rows; ``arena`` and ``block``: whose memory ``kv`` is; ``made``: the copy that filled it;
+    ``state`` of a hybrid pool.
 
     Made with ``wait=False`` it is *in flight*: its bytes are on their way, and ``kv`` holds them
     after ``wait()``. Everything else here that needs them waits by itself.
@@ -71,9 +71,7 @@ class KvBackup:
     rank: int
     space: str
     row_format: str
-    start: int
-    positions: int
-    source: Tensor
+    came_from: PhysicalRows
     kv: Tensor
     page_size: int
     arena: HostArena
@@ -81,6 +79,21 @@ class KvBackup:
     made: PendingCopy
     state: StateBackup | None = None
     _spent: str | None = None
+
+    @property
+    def start(self) -> int:
+        """The first position."""
+        return self.came_from.start
+
+    @property
+    def positions(self) -> int:
+        """Positions that all ranks together hold."""
+        return self.came_from.positions
+
+    @property
+    def source(self) -> Tensor:
+        """Which positions this rank holds, counted from ``start``: int64 ``(rows,)``."""
+        return self.came_from.source
 
     @property
     def rows(self) -> int:
@@ -95,6 +108,8 @@ class KvBackup:
     @property
     def sums(self) -> Tensor:
         """The sums of the bytes that were backed up; waits for them. Errors: as ``wait``."""
+        if self.made.sums is not None:
+            return self.made.sums
         try:
             return self.made.wait()
         except Exception:
@@ -146,7 +161,8 @@ class KvBackup:
     def close(self, why: str) -> None:
         """Mark as spent and give the host memory back, once nothing is in flight: the block's next
         owner would find these bytes in it."""
-        self.made.settle()
+        if self.made.land is not None:
+            self.made.settle()
         self._spent = why
         self.arena.give(self.block)
 
@@ -160,8 +176,10 @@ class KvBackup:
         """Errors: BackupError unless it can be restored now, into these rows of ``buffer``, each of
         them one row of its own position that can hold a token. ``belongs``: (layout, rank, space,
         row format) of the pool."""
-        self._require_unspent()
-        mine = (self.layout, self.rank, self.space, self.row_format, self.start, self.positions)
+        if self._spent is not None:
+            self._require_unspent()
+        here = self.came_from
+        mine = (self.layout, self.rank, self.space, self.row_format, here.start, here.positions)
         place = (*belongs, rows.start, rows.positions)
         if mine != place:
             at = next(i for i in range(len(place)) if mine[i] != place[i])
@@ -170,7 +188,8 @@ class KvBackup:
                 f"a backup is restored where it belongs: its {what} is {mine[at]}, the place's is "
                 f"{place[at]}; {instead}; nothing was written"
             )
-        shape = (buffer.shape[0], len(rows), buffer.shape[2])
+        count = int(rows.ids.shape[0])
+        shape = (buffer.shape[0], count, buffer.shape[2])
         if tuple(self.kv.shape) != shape or self.kv.dtype != buffer.dtype:
             raise BackupError(
                 f"row counts must match on both sides: backup {tuple(self.kv.shape)} "
@@ -179,7 +198,7 @@ class KvBackup:
             )
         # Equal counts are not enough: in a run out of phase each rank has as many rows of other
         # tokens.
-        if not torch.equal(self.source, rows.source):
+        if not here.same_elements(rows):
             at = int(torch.nonzero(self.source != rows.source)[0])
             raise BackupError(
                 f"a row goes back to its own position: row {at} of the backup is of position "
@@ -188,12 +207,12 @@ class KvBackup:
                 f"ones, as slots in page order have; nothing was written"
             )
         different = torch.unique(rows.ids)
-        if len(different) != len(rows):
+        if len(different) != count:
             raise BackupError(
-                f"each position needs a row of its own: {len(rows)} rows, {len(different)} "
+                f"each position needs a row of its own: {count} rows, {len(different)} "
                 f"different; pass newly allocated slots; nothing was written"
             )
-        if len(rows) and int(different[0]) < first_row:
+        if count and int(different[0]) < first_row:
             raise BackupError(
                 f"a row that is restored must lie past the padding page of {first_row} rows: got "
                 f"row {int(different[0])}; pass rows of slots that the allocator handed out; "

@@ -79,6 +79,8 @@ class MLATokenToKVPool:
         self.shard = self.row_layout.shard(self.row_rank)
         self.kv_lora_rank, self.qk_rope_head_dim = kv_lora_rank, qk_rope_head_dim
         self.codec = RowCodec(dtype, kv_lora_rank + qk_rope_head_dim, scaled)
+        #: What the bytes of a row mean, as a backup remembers it: parts and dtype.
+        self.row_format = f"{kv_lora_rank} + {qk_rope_head_dim} {self.codec.meaning}"
         rows, width = self.rows_per_rank, self.codec.width
         with torch.inference_mode(False):  # to be written to outside of it as well
             self.buffer = torch.zeros(layers, rows, width, dtype=self.codec.stored, device=device)
@@ -97,11 +99,6 @@ class MLATokenToKVPool:
         """By which factor the ids that callers hand over exceed rows (upstream
         ``_write_loc_dcp_span``): c for a sharded pool, 1 for a resolved or replicated one."""
         return self.row_layout.dcp_size
-
-    @property
-    def row_format(self) -> str:
-        """What the bytes of a row mean, as a backup remembers it: parts and dtype."""
-        return f"{self.kv_lora_rank} + {self.qk_rope_head_dim} {self.codec.meaning}"
 
     @property
     def scales(self) -> Tensor:
@@ -219,7 +216,8 @@ class MLATokenToKVPool:
         """
         rows = self._rows_on_host(slots)
         layers, _, elements = self.buffer.shape
-        nbytes = layers * len(rows) * elements * self.buffer.element_size()
+        count = int(rows.ids.shape[0])
+        nbytes = layers * count * elements * self.buffer.element_size()
         arena = self.host
         block = arena.take(nbytes)
         if block is None:
@@ -233,16 +231,14 @@ class MLATokenToKVPool:
         page_size = self.row_layout.page_size
         try:
             with torch.inference_mode(False):  # bytes may move into it outside of that mode
-                kv = block[:nbytes].view(self.buffer.dtype).view(layers, len(rows), elements)
+                kv = block[:nbytes].view(self.buffer.dtype).view(layers, count, elements)
             made = self.transfer.back_up(self.buffer, rows.ids, kv, page_size)
             backup = KvBackup(
                 layout=self.layout,
                 rank=self.rank,
                 space=self.space,
                 row_format=self.row_format,
-                start=rows.start,
-                positions=rows.positions,
-                source=rows.source,
+                came_from=rows,
                 kv=kv,
                 page_size=page_size,
                 arena=arena,
@@ -291,7 +287,7 @@ class MLATokenToKVPool:
         look at the state."""
         rows = self._rows_on_host(slots)
         belongs = (self.layout, self.rank, self.space, self.row_format)
-        backup.require_fits(rows, self.buffer, belongs, self.row_layout.first_row)
+        backup.require_fits(rows, self.buffer, belongs, self.row_layout.page_size)
         return rows
 
     def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> PendingCopy:

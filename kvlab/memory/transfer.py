@@ -95,7 +95,8 @@ class PendingCopy:
 
     def wait(self) -> Tensor:
         """The sums of the bytes, once they have moved. Errors: what went wrong, every time."""
-        self.settle()
+        if self.land is not None:
+            self.settle()
         if self.error is not None:
             raise self.error
         assert self.sums is not None
@@ -116,8 +117,8 @@ class HostTransfer:
 
     def back_up(self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int) -> PendingCopy:
         """Copy ``buffer[:, rows]`` to ``kv`` ``(layers, m, e)`` on the host."""
-        sums, flat = no_sums(kv, page_size), kv.view(-1, kv.shape[2])
-        blocks = ops.summed_rows(page_size)
+        blocks, flat = ops.summed_rows(page_size), kv.view(-1, kv.shape[2])
+        sums = no_sums(kv, blocks)
         ops.gather_rows(buffer, rows, flat, sums=sums, block_rows=blocks, page_size=page_size)
         return PendingCopy(sums)
 
@@ -126,8 +127,8 @@ class HostTransfer:
     ) -> PendingCopy:
         """Copy ``kv`` to ``buffer[:, rows]``. The bytes are summed as they are written: sums other
         than ``want`` are an error, here or of the pending copy."""
-        sums, flat = no_sums(kv, page_size), kv.view(-1, kv.shape[2])
-        blocks = ops.summed_rows(page_size)
+        blocks, flat = ops.summed_rows(page_size), kv.view(-1, kv.shape[2])
+        sums = no_sums(kv, blocks)
         ops.scatter_rows(buffer, rows, flat, sums=sums, block_rows=blocks, page_size=page_size)
         return PendingCopy(verified(sums, want, kv))
 
@@ -312,7 +313,7 @@ class _Job:
             # From pinned memory the host need not wait.
             own = self.rows.pin_memory() if device.type == "cuda" else self.rows.clone()
             self.rows = own.to(device, non_blocking=True)
-            self.sums = no_sums(self.kv, self.page_size, device)
+            self.sums = no_sums(self.kv, ops.summed_rows(self.page_size), device)
             self._told = torch.empty(self.sums.shape, dtype=torch.int64, pin_memory=own.is_pinned())
 
     def works(self, begin: int, end: int, stage: Tensor) -> tuple[Work, Work]:
@@ -382,9 +383,9 @@ def _pieces(kv: Tensor, staging: Tensor) -> Iterator[tuple[int, int, Tensor, int
         yield begin, end, stages[at : at + end - begin], halves
 
 
-def no_sums(kv: Tensor, page_size: int, device: torch.device | None = None) -> Tensor:
+def no_sums(kv: Tensor, block_rows: int, device: torch.device | None = None) -> Tensor:
     """Zeros for the sums of a copy, int64 ``(layers, blocks)`` (for a transfer)."""
-    blocks = -(-kv.shape[1] // ops.summed_rows(page_size))
+    blocks = -(-kv.shape[1] // block_rows)
     return torch.zeros(kv.shape[0], blocks, dtype=torch.int64, device=device)
 
 

@@ -151,26 +151,22 @@ def _copy(
         # Single rows up to a page, whole pages, single rows again; any of them may be empty.
         head = min(-(-first // page_size) * page_size, last)
         tail = max(min(last, paged) // page_size * page_size, head)
-        for low, high in ((first, head), (tail, last)):
-            _move(words[layer], rows[low:high], part[low - first : high - first], to_buffer)
         index = pages[head // page_size : tail // page_size]
-        lines = part[head - first : tail - first].view(len(index), line)
-        _move(in_pages[layer], index, lines, to_buffer)
+        for table, places, moved in (
+            (words[layer], rows[first:head], part[: head - first]),
+            (in_pages[layer], index, part[head - first : tail - first].view(len(index), line)),
+            (words[layer], rows[tail:last], part[tail - first :]),
+        ):
+            if not len(places):
+                continue
+            if not to_buffer:
+                torch.index_select(table, 0, places, out=moved)
+            elif table.is_cuda:
+                table.index_copy_(0, places, moved)
+            else:  # NumPy copies a page at once; index_copy_ goes word by word, in twice the time.
+                table.numpy()[places.numpy()] = moved.numpy()
         if not to_buffer and sums is not None:
             sums[layer, block] += part.sum(dtype=torch.int64)
-
-
-def _move(table: Tensor, index: Tensor, copy: Tensor, to_table: bool) -> None:
-    """Copy lines ``index`` of ``table`` to ``copy``, or back."""
-    if not len(index):
-        return
-    if not to_table:
-        torch.index_select(table, 0, index, out=copy)
-    elif table.device.type == "cpu":
-        # NumPy copies a line at once; index_copy_ goes word by word, in twice the time.
-        table.numpy()[index.numpy()] = copy.numpy()
-    else:
-        table.index_copy_(0, index, copy)
 
 
 def _blocks(m: int, begin: int, end: int, block_rows: int) -> list[tuple[int, int, int, int, int]]:
@@ -196,9 +192,9 @@ def _require(
     page_size: int,
 ) -> tuple[int, int]:
     """The range, after every check that the shapes allow."""
-    as_ids(rows, "rows")
-    require_int("block_rows", block_rows, 1, "rows that are summed together")
-    require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
+    if min(block_rows, page_size) < 1:
+        require_int("block_rows", block_rows, 1, "rows that are summed together")
+        require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
     for name, tensor, dims in (("buffer", buffer, 3), ("the copy", flat, 2)):
         if tensor.dim() != dims or not tensor.is_contiguous():
             shape = "(layers, rows, elements)" if dims == 3 else "(flat rows, elements)"
@@ -207,6 +203,7 @@ def _require(
                 f"{tensor.stride()}; use .contiguous()"
             )
     if rows.dtype != torch.int64 or not rows.is_contiguous():
+        as_ids(rows, "rows")
         raise LayoutError(
             f"rows must be contiguous int64: got {rows.dtype} with strides {rows.stride()}; "
             f"use rows.to(torch.int64).contiguous()"

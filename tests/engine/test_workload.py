@@ -129,21 +129,19 @@ def test_the_reprs_name_the_workload_and_escape_html() -> None:
 
 
 BAD_REQUESTS = [
-    (one(rid=2), r"rids number the requests 0 \.\. n-1 in order: got rid 2 at position 1 of 2"),
-    (one(rid=True), r"got rid True at position 1 of 2, expected 1"),
-    (one(arrival_s=0.25), r"rid 1 arrives at 0\.25 s, before rid 0 at 0\.5 s; sort them"),
-    (one(arrival_s=float("nan")), r"arrival_s is a finite float .*: got nan for rid 1"),
-    (one(arrival_s=float("inf")), r"arrival_s is a finite float .*: got inf for rid 1"),
-    (one(arrival_s=-1.0), r"at least 0\.0 seconds: got -1\.0 for rid 1"),
-    (one(arrival_s=1), r"arrival_s is a finite float .*: got 1 for rid 1"),
-    (one(prompt_tokens=0), r"prompt_tokens is an int in \[1, 1073741823\]: got 0 for rid 1"),
-    (one(prompt_tokens=True), r"prompt_tokens is an int .*: got True"),
-    (one(output_tokens=0), r"output_tokens is an int .*: got 0 .*leave out requests without"),
-    (one(output_tokens=2.0), r"output_tokens is an int .*: got 2\.0"),
-    (one(output_tokens=np.int64(2)), r"output_tokens is an int .*use Workload\.from_arrays"),
-    (one(output_tokens=MAX_TOKENS + 1), r"output_tokens is an int .*: got 1073741824"),
-    ((), r"at least 1 request: got 0"),
-    ([Request(0, 0.0, 1, 1)], r"requests must be a tuple, .*: got list; pass tuple"),
+    (one(rid=2), r"in order, .*: got Request\(rid=2, .* at position 1 of 2, after arrival_s=0\.5"),
+    (one(rid=True), r"got Request\(rid=True, .*; sort them, or use Workload\.from_arrays"),
+    (one(arrival_s=0.25), r"arrival_s=0\.25, .* after arrival_s=0\.5"),
+    (one(arrival_s=float("nan")), r"a finite float not below .*: got .*arrival_s=nan"),
+    (one(arrival_s=float("inf")), r"arrival_s=inf"),
+    (one(arrival_s=1), r"arrival_s=1, "),
+    (one(prompt_tokens=0), r"tokens ints in \[1, 1073741823\]: got .*prompt_tokens=0"),
+    (one(prompt_tokens=True), r"prompt_tokens=True"),
+    (one(output_tokens=2.0), r"output_tokens=2\.0"),
+    (one(output_tokens=np.int64(2)), r"output_tokens=np\.int64\(2\)"),
+    (one(output_tokens=MAX_TOKENS + 1), r"output_tokens=1073741824"),
+    ((), r"at least 1 request in a tuple: got 0 in a tuple; check the file"),
+    ([Request(0, 0.0, 1, 1)], r"got 1 in a list"),
 ]
 
 
@@ -153,36 +151,40 @@ def test_a_broken_rule_is_named_with_the_request_that_breaks_it(requests: Any, t
         Workload("bad", requests, "by hand")
 
 
-@pytest.mark.parametrize("label", ["", " a", "a\n", "two\nlines", "a\tb", 3])
-@pytest.mark.parametrize("field", ["name", "source"])
-def test_labels_are_one_printable_line(field: str, label: object) -> None:
-    fields = {"name": "a", "source": "x", field: label}
-    with pytest.raises(WorkloadError, match=rf"the {field} of a workload is one line"):
-        Workload(requests=(Request(0, 0.0, 1, 1),), **fields)  # type: ignore[arg-type]  # intended
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    *(({"name": text}, "the name of a workload is one line") for text in ("", " a", "a\n", "a\tb")),
+    ({"source": "two\nlines"}, r"the source of a workload is one line .*: got 'two\\nlines'"),
+    ({"dropped": -1}, "at least 0: got -1"),
+    ({"dropped": True}, "at least 0: got True"),
+]
 
 
-@pytest.mark.parametrize("dropped", [-1, 1.0, True])
-def test_dropped_is_a_count(dropped: object) -> None:
-    with pytest.raises(WorkloadError, match=rf"whole number of at least 0: got {dropped!r}"):
-        Workload("a", (Request(0, 0.0, 1, 1),), "x", dropped)  # type: ignore[arg-type]  # intended
+@pytest.mark.parametrize(("fields", "text"), BAD_FIELDS)
+def test_labels_are_one_printable_line_and_dropped_is_a_count(
+    fields: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        Workload(**{"name": "a", "requests": one(), "source": "x", **fields})
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.0, True])
-def test_head_takes_a_positive_int(n: object) -> None:
-    w = Workload.from_arrays("a", [0.0], [1], [1], "x")
-    with pytest.raises(WorkloadError, match=rf"n >= 1: got {n!r} for 'a' with 1 requests"):
-        w.head(n)  # type: ignore[arg-type]  # intended
+BAD_COLUMNS: list[tuple[Any, Any, str]] = [
+    ([0.0, 1.0], [1], r"got shapes \[\(2,\), \(1,\), \(1,\)\]"),
+    (np.zeros((1, 1)), [1], r"got shapes \[\(1, 1\), \(1,\), \(1,\)\]"),
+    ([0.0], [1.5], r"whole prompt_tokens .* of \['float64', 'float64', 'int64'\]"),
+]
 
 
-def test_columns_of_unequal_length_are_refused_with_their_shapes() -> None:
-    with pytest.raises(WorkloadError, match=r"shapes \(2,\), \(1,\) and \(1,\)"):
-        Workload.from_arrays("a", [0.0, 1.0], [1], [1], "x")
-    with pytest.raises(WorkloadError, match=r"shapes \(1, 1\), \(1,\) and \(1,\)"):
-        Workload.from_arrays("a", np.zeros((1, 1)), [1], [1], "x")
-
-
-def test_fractional_token_counts_are_refused_with_their_dtype() -> None:
-    with pytest.raises(WorkloadError, match=r"output_tokens counts tokens.*got dtype float64"):
-        Workload.from_arrays("a", [0.0], [1], [1.5], "x")  # type: ignore[list-item]  # intended
-    with pytest.raises(WorkloadError, match=r"at least 1 request: got 0"):
+@pytest.mark.parametrize(("arrivals", "prompts", "text"), BAD_COLUMNS)
+def test_columns_are_as_long_as_each_other_and_count_tokens(
+    arrivals: Any, prompts: Any, text: str
+) -> None:
+    with pytest.raises(WorkloadError, match=text):
+        Workload.from_arrays("a", arrivals, prompts, [1], "x")
+    with pytest.raises(WorkloadError, match="at least 1 request"):
         Workload.from_arrays("a", [], [], [], "x")
+
+
+@pytest.mark.parametrize("n", [0, True])
+def test_head_takes_a_positive_int(n: int) -> None:
+    with pytest.raises(WorkloadError, match=rf"n >= 1: got {n!r}"):
+        Workload("a", one(), "x").head(n)

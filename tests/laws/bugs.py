@@ -150,7 +150,7 @@ BUGS = (
     ),
     Bug(
         "padding of a ragged batch is hidden and not selected away",
-        "engine/model/step.py",
+        "engine/model/attention.py",
         "if self.select_padding and shard.padding is not None",
         "if not self.select_padding and shard.padding is not None",
         "tests/engine/model/test_padding.py::"

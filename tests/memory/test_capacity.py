@@ -7,12 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab.errors import CapacityError
-from kvlab.memory.capacity import (
-    PoolPlan,
-    gib,
-    plan_pool,
-)
-from kvlab.memory.geometry import DTYPES, GIB, ModelGeometry, geometry
+from kvlab.memory.geometry import DTYPES, GIB, ModelGeometry, geometry, gib, plan_pool
 
 KIMI = geometry("Kimi-Linear-48B-A3B")
 MODELS = st.sampled_from([KIMI, geometry("DeepSeek-V3"), geometry("DeepSeek-V2-Lite")])
@@ -25,9 +20,8 @@ PART = st.floats(0, 1, exclude_max=True)
 
 
 def test_the_worked_example_of_the_module_holds() -> None:
-    plan = plan_pool(KIMI, gib(1), dcp_size=8, page_size=64)
-    assert (plan.page_bytes, plan.num_pages) == (516_096, 2_079)
-    assert (plan.tokens_per_rank, plan.capacity_tokens) == (133_056, 1_064_448)
+    layout = plan_pool(KIMI, gib(1), dcp_size=8, page_size=64)
+    assert (layout.num_pages, layout.capacity_tokens) == (2_079, 1_064_448)
 
 
 def budget_of(cost: int, extra: int, part: float) -> int:
@@ -35,16 +29,15 @@ def budget_of(cost: int, extra: int, part: float) -> int:
 
 
 @given(MODELS, EXTRA, PART, SIZES, PAGES, DTYPE)
-def test_used_bytes_stay_within_the_budget_and_one_more_page_would_not(
+def test_pages_stay_within_the_budget_and_one_more_page_would_not(
     model: ModelGeometry, extra: int, part: float, c: int, page: int, dtype: str
 ) -> None:
     cost = page * model.bytes_per_token(dtype)
     budget = budget_of(cost, extra, part)
-    plan = plan_pool(model, budget, c, page, dtype)
-    assert plan.used_bytes <= budget < plan.used_bytes + cost
-    assert plan.used_bytes == (plan.num_pages + 1) * cost
-    assert plan.capacity_tokens == plan.num_pages * page * c
-    assert plan.num_pages == 1 + extra
+    layout = plan_pool(model, budget, c, page, dtype)
+    used = (layout.num_pages + 1) * cost
+    assert used <= budget < used + cost
+    assert (layout.dcp_size, layout.page_size, layout.num_pages) == (c, page, 1 + extra)
 
 
 @given(MODELS, EXTRA, PART, PAGES, DTYPE, SIZES)
@@ -65,40 +58,16 @@ def test_a_larger_budget_never_buys_fewer_tokens(
     assert before.capacity_tokens <= after.capacity_tokens
 
 
-@given(st.integers(0, 2000), st.sampled_from([1, 2, 4, 8]))
-def test_state_is_set_aside_first_with_its_reserved_slot(requests: int, c: int) -> None:
-    plan = plan_pool(KIMI, 200 * GIB, c, state_requests=requests)
-    slots = requests + 1 if requests else 0
-    assert plan.state_bytes == slots * KIMI.state_bytes(c)
-    assert plan.used_bytes <= 200 * GIB < plan.used_bytes + plan.page_bytes
-    assert plan.used_bytes == plan.kv_bytes + plan.state_bytes
-
-
-def test_the_state_of_a_request_shrinks_with_tensor_parallelism_not_with_dcp() -> None:
-    plans = [plan_pool(KIMI, gib(40), c, state_requests=64, tp_size=8) for c in (1, 2, 4, 8)]
-    assert {plan.state_bytes for plan in plans} == {65 * KIMI.state_bytes(8)}
-
-
-def test_a_request_longer_than_a_rank_fits_when_the_ranks_share_it() -> None:
-    plan = PoolPlan("m", "bf16", 0, 2, 64, num_pages=16, page_bytes=1, state_bytes=0)
-    assert plan.tokens_per_rank == 1024
-    assert plan.fits(1025)
-    assert plan.fits(2048)
-    assert not plan.fits(2049)
-
-
 def test_a_budget_below_two_pages_is_refused_with_the_bound() -> None:
     bound = 2 * 64 * 8064
     assert plan_pool(KIMI, bound, 8).num_pages == 1
     text = (
         rf"2 pages a rank, one of them the padding page: got a budget of {bound - 1} bytes for "
-        rf"Kimi-Linear-48B-A3B in bf16, bound {bound} \(0 of state and 2 pages of 64 tokens, "
+        rf"Kimi-Linear-48B-A3B in bf16, bound {bound} \(2 pages of 64 tokens, "
         r"516096 bytes each\); raise the budget or lower page_size"
     )
     with pytest.raises(CapacityError, match=text):
         plan_pool(KIMI, bound - 1, 8)
-    with pytest.raises(CapacityError, match=r"bound \d+ \(434176000 of state and 2 pages"):
-        plan_pool(KIMI, gib(0.25), 1, state_requests=9)
 
 
 @pytest.mark.parametrize(
@@ -108,9 +77,7 @@ def test_a_budget_below_two_pages_is_refused_with_the_bound() -> None:
         ({"budget_bytes": -1}, r"budget_bytes is an int of at least 0 .*: got -1"),
         ({"dcp_size": 0}, r"dcp_size is an int of at least 1 .*: got 0"),
         ({"page_size": 0}, r"page_size is an int of at least 1 .*: got 0"),
-        ({"state_requests": -1}, r"state_requests is an int of at least 0 .*: got -1"),
         ({"dtype": "int4"}, r"got dtype 'int4' for Kimi-Linear"),
-        ({"tp_size": 6, "state_requests": 1}, r"divides tp_size.*tp_size=6 with dcp_size=4; use a"),
     ],
 )
 def test_a_plan_names_the_number_that_breaks_a_rule(fields: dict[str, Any], text: str) -> None:

@@ -53,19 +53,6 @@ def test_every_verified_model_has_its_layers_and_bytes(model: ModelGeometry) -> 
     assert model.bytes_per_token("fp32") == 4 * model.bytes_per_token("fp8")
 
 
-@pytest.mark.parametrize(
-    ("tp_size", "expected"), [(1, 43_417_600), (4, 10_854_400), (32, 1_356_800)]
-)
-def test_a_kda_state_is_shared_by_heads(tp_size: int, expected: int) -> None:
-    # One layer, one head: 3 convolutions * 3 inputs * 128 * 2 bytes + 128 * 128 * 4 bytes.
-    assert expected == 20 * (32 // tp_size) * (3 * 3 * 128 * 2 + 128 * 128 * 4)
-    assert geometry("Kimi-Linear-48B-A3B").state_bytes(tp_size) == expected
-
-
-def test_a_model_without_kda_layers_has_no_state() -> None:
-    assert geometry("DeepSeek-V3").state_bytes() == 0
-
-
 @pytest.mark.parametrize("dtype", [*DTYPES, "nonsense"])
 def test_an_unverified_width_gives_no_bytes_and_says_why(dtype: str) -> None:
     k3 = geometry("Kimi-K3")
@@ -76,8 +63,6 @@ def test_an_unverified_width_gives_no_bytes_and_says_why(dtype: str) -> None:
     )
     with pytest.raises(CapacityError, match=text):
         k3.bytes_per_token(dtype)
-    with pytest.raises(CapacityError, match=r"state bytes need kda_heads.*Kimi-K3 has None"):
-        k3.state_bytes()
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -117,12 +102,3 @@ def test_the_dsa_row_fits_only_the_width_it_is_named_for() -> None:
 def test_a_geometry_names_the_number_that_breaks_a_rule(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(CapacityError, match=text):
         made(**fields)
-
-
-def test_the_ranks_of_a_state_divide_its_heads() -> None:
-    with pytest.raises(
-        CapacityError, match=r"got tp_size=3 with 8 heads of made; use a divisor of 8"
-    ):
-        made().state_bytes(3)
-    with pytest.raises(CapacityError, match=r"tp_size is an int of at least 1 .*: got 0"):
-        made().state_bytes(0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import CapacityError
 from kvlab.memory import ModelGeometry, geometry, given_geometry, load_geometries
-from kvlab.memory.given_geometry import EXAMPLE, MOST, NEEDED, OPTIONAL, WORDS
+from kvlab.memory.geometry import EXAMPLE, MOST, NEEDED, OPTIONAL, WORDS
 
 NAMED = {"mla_layers": 40, "kv_lora_rank": 384, "qk_rope_head_dim": 64}
 

@@ -7,19 +7,30 @@ the MLA pool. Two public extension points of transformers carry the rest: a ``Ca
 and an attention function (``attention``). kvlab writes no model of its own.
 """
 
-from kvlab.engine.model.attention import NAME, dcp_attention, register
-from kvlab.engine.model.cache import StepCache
-from kvlab.engine.model.cells import ModelCells, Stream, Watch
-from kvlab.engine.model.checkpoint import load_model
-from kvlab.engine.model.handover import RankMoves, hand_over, token_plan
-from kvlab.engine.model.plan import Shard, StepPlan, plan_step
-from kvlab.engine.model.pools import ModelPools
-from kvlab.engine.model.prefilled import Prefill, Prefilled, prefill_apart
+from kvlab.engine.model.attention import (
+    NAME,
+    STEP,
+    Form,
+    Merge,
+    Step,
+    StepCache,
+    dcp_attention,
+    register,
+)
+from kvlab.engine.model.backend import ModelCells, Stream, Watch
+from kvlab.engine.model.checkpoint import MODEL_TYPES, ModelShape, load_model, model_shape
+from kvlab.engine.model.handover import (
+    Prefill,
+    Prefilled,
+    RankMoves,
+    hand_over,
+    prefill_apart,
+    token_plan,
+)
+from kvlab.engine.model.plan import RankPlan, StepPlan, plan_step
+from kvlab.engine.model.pools import ModelPools, Snapshot, take_snapshot
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Forced, Greedy, Sampler, Seeded
-from kvlab.engine.model.shape import MODEL_TYPES, ModelShape, model_shape
-from kvlab.engine.model.snapshot import Snapshot, take_snapshot
-from kvlab.engine.model.step import STEP, Form, Merge, Step
 
 __all__ = [
     "MODEL_TYPES",
@@ -35,9 +46,9 @@ __all__ = [
     "Prefill",
     "Prefilled",
     "RankMoves",
+    "RankPlan",
     "Sampler",
     "Seeded",
-    "Shard",
     "ShardedModel",
     "Snapshot",
     "Step",

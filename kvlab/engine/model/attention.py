@@ -1,29 +1,171 @@
-"""The attention function: one ``Partial`` a rank over that rank's rows, then the merge.
+"""A model of transformers over the pools: its attention function, its cache, and their step.
 
-Two forms that agree. *Expanded*: the layer has turned every row into keys and values of each head
-(``kv_b_proj``), and each rank takes its share of them. *Absorbed*: with ``kv_b_proj`` cut into
-``K_h`` (nope, rank) and ``V_h`` (value, rank) for each head,
+What a step needs (pools, plan, form) travels as one keyword argument of the model call, so nothing
+of a step is kept in the model. The attention makes one ``Partial`` a rank over that rank's rows,
+and merges them. Two forms agree. *Expanded*: the layer has turned every row into keys and values of
+each head (``kv_b_proj``), and each rank takes its share of them. *Absorbed*: with ``kv_b_proj`` cut
+into ``K_h`` (nope, rank) and ``V_h`` (value, rank) for each head,
 
     q_nope . (K_h l)  =  (q_nope K_h) . l        score of a row with latent l, rope part added
     sum_i a_i V_h l_i =  V_h sum_i a_i l_i       value of the attended rows
 
 so that queries go into the latent space once, ranks exchange ``Partial`` of latent width, and no
 key is expanded. That is what long contexts use.
+
+Source: what ``transformers`` 5.24 asks of a cache in ``models/kimi_linear`` and
+``models/deepseek_v3``.
 """
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, Cache
 
 from kvlab.attn import Partial, partial_attention
-from kvlab.engine.model.step import STEP, Step
+from kvlab.engine.model.plan import StepPlan
+from kvlab.engine.model.pools import ModelPools
 from kvlab.errors import PoolError
+from kvlab.memory import StatePool
 from kvlab.ops import merge_partials, merge_stacked
 
 # The name under which models find the function (``config._attn_implementation``).
 NAME = "kvlab_dcp"
+# The keyword argument of the model call that carries the step.
+STEP = "kvlab_step"
+Form = Literal["absorbed", "expanded"]
+# How the partials of more than one rank become one.
+Merge = Callable[[Sequence[Partial]], Partial]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """``form``: "absorbed" maps queries into the latent space and never expands a key, "expanded"
+    lets the layer expand keys and values of every row. ``merge``: of the ranks' partials; one rank
+    merges nothing. ``select_padding``: padding rows of a ragged batch are set to 0 in the copy that
+    is read, so that nothing in the padding page can reach a token. A study that shows what goes
+    wrong otherwise passes another merge, or False.
+    """
+
+    pools: ModelPools
+    plan: StepPlan
+    form: Form = "absorbed"
+    merge: Merge = merge_partials
+    select_padding: bool = True
+
+    def write(self, layer: int, latent: Tensor, rope: Tensor) -> None:
+        """Store the new rows ``(B, 1, T, width)`` of a global layer, each on the rank that owns
+        its slot."""
+        dense = self.pools.dense[layer]
+        rows = torch.cat([latent, rope], dim=-1).view(-1, latent.shape[-1] + rope.shape[-1])
+        for pool, shard in zip(self.pools.ranks, self.plan.ranks, strict=True):
+            if shard.new is not None and shard.new_rows is not None:
+                pool.put_rows(dense, shard.new_rows, rows[shard.new])
+
+    def read(self, layer: int, rank: int) -> Tensor:
+        """What a rank holds for the requests of the step, a copy: ``(B, L, elements)``, the latent
+        part of each row first."""
+        shard = self.plan.ranks[rank]
+        stored = self.pools.ranks[rank].get_rows(self.pools.dense[layer], shard.rows)
+        if self.select_padding and shard.padding is not None:
+            stored.index_fill_(0, shard.padding, 0)
+        # The width is named: a rank that holds nothing yet has no elements to infer it from.
+        return stored.view(self.plan.batch, shard.keys, stored.shape[1])
+
+    def read_ranks(self, layer: int) -> Tensor:
+        """What each rank holds, side by side: ``(c, B, longest L, elements)``, 0 past a rank's own
+        L. So one operation serves all ranks of the process."""
+        parts = [self.read(layer, rank) for rank in range(self.plan.layout.dcp_size)]
+        shapes = {part.shape for part in parts}
+        if len(shapes) == 1:
+            return torch.stack(parts) if len(parts) > 1 else parts[0][None]
+        batch, keys, elements = max(shapes)
+        rows = parts[0].new_zeros(len(parts), batch, keys, elements)
+        for line, part in zip(rows, parts, strict=True):
+            line[:, : part.shape[1]] = part
+        return rows
+
+    def read_all(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The rows of all ranks, rank after rank: ``(B, 1, sum of L, width)`` of each part."""
+        parts = [self.read(layer, rank) for rank in range(self.plan.layout.dcp_size)]
+        rows = torch.cat(parts, dim=1)[:, None].to(dtype)
+        cut = self.pools.shape.kv_lora_rank
+        return rows[..., :cut], rows[..., cut:]
+
+
+class StepCache(Cache):
+    """The cache of one step: rows of MLA layers on c ranks, state of KDA layers in the
+    ``StatePool``. ``dtype`` is what the model computes in. A request without history has a state of
+    zeros, as the layer itself would assume.
+    """
+
+    def __init__(self, step: Step, dtype: torch.dtype) -> None:
+        super().__init__(layers=[])
+        self.step, self.dtype = step, dtype
+        # Windows that were handed out. The layer's decode path changes its window in place and
+        # says nothing; they are stored with the matrix, which every path hands over last.
+        self._windows: dict[int, Tensor] = {}
+
+    def update(
+        self,
+        key_states: Tensor,
+        value_states: Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
+    ) -> tuple[Tensor, Tensor]:
+        """Store the new rows; ``key_states`` is the latent part, ``value_states`` the rope part."""
+        self.step.write(layer_idx, key_states, value_states)
+        if self.step.form == "expanded":
+            return self.step.read_all(layer_idx, key_states.dtype)
+        # expand_kv cannot take no rows at all (a view with -1), so it gets one.
+        return key_states[:1, :, :1], value_states[:1, :, :1]
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """The convolution windows ``(B, channels, kernel)``, a copy."""
+        states, slots, layer = self._state(layer_idx)
+        window = states.conv[layer, slots].to(self.dtype)
+        self._windows[layer_idx] = window
+        return window
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object
+    ) -> Tensor:
+        """Old window and new inputs side by side ``(B, channels, kernel + T)``; the last kernel
+        columns are the new window."""
+        both = torch.cat([self._windows[layer_idx], conv_states], dim=-1)
+        self._windows[layer_idx] = both[..., -self._windows[layer_idx].shape[-1] :]
+        return both
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """The matrices ``(B, heads, d, d)``, float32, a copy."""
+        states, slots, layer = self._state(layer_idx)
+        return states.temporal[layer, slots]
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: object
+    ) -> Tensor:
+        """Store the matrices, and with them the windows of the layer."""
+        states, slots, layer = self._state(layer_idx)
+        states.temporal[layer, slots] = recurrent_states.to(states.temporal.dtype)
+        states.conv[layer, slots] = self._windows.pop(layer_idx).to(states.conv.dtype)
+        return recurrent_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Positions of the longest request before this step."""
+        return int(self.step.plan.lens.max()) - self.step.plan.new_tokens
+
+    def _state(self, layer_idx: int) -> tuple[StatePool, Tensor, int]:
+        states, slots = self.step.pools.states, self.step.plan.state_slots
+        if states is None or slots is None:
+            raise PoolError(
+                f"layer {layer_idx} keeps a state: the step names "
+                f"{'no state slots' if slots is None else 'slots of a pool that is not there'}; "
+                f"pass state_slots to plan_step"
+            )
+        return states, slots, self.step.pools.linear[layer_idx]
 
 
 class MlaLayer(Protocol):
@@ -75,7 +217,7 @@ def _expanded(
 ) -> Tensor:
     """``(B, T, heads, v)``; keys and values lie rank after rank, as the cache handed them out."""
     partials, start = [], 0
-    for shard in step.plan.shards:
+    for shard in step.plan.ranks:
         end = start + shard.keys
         k, v = key[:, :, start:end], value[:, :, start:end]
         partials.append(partial_attention(query, k, v, shard.visible[:, None], scaling))

@@ -8,21 +8,127 @@ that a checkpoint brings along is not run.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from kvlab.engine.model.shape import model_shape
-from kvlab.errors import StudyError
+from kvlab.errors import CapacityError, StudyError
 
+# Each was read: what reaches ``cache.update`` is (normed latent, rope part) of one row.
+MODEL_TYPES = ("kimi_linear", "deepseek_v2", "deepseek_v3")
+_ROPE_BY_LENGTH = ("dynamic", "longrope")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _STORED = ("F64", "F32", "F16", "BF16")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Layers and widths of a model.
+
+    ``full_layers`` and ``linear_layers`` are global layer ids; ``conv_shape`` ``(channels,
+    kernel)`` and ``temporal_shape`` ``(heads, d, d)`` of one linear layer, None without any.
+    """
+
+    model_type: str
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    heads: int
+    full_layers: tuple[int, ...]
+    linear_layers: tuple[int, ...] = ()
+    conv_shape: tuple[int, int] | None = None
+    temporal_shape: tuple[int, int, int] | None = None
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of one token's row in one layer."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+
+def model_shape(config: PreTrainedConfig) -> ModelShape:
+    """The shape of a model from its config. Errors: CapacityError for an architecture whose cache
+    holds no compressed latent, one that kvlab has not been shown to run, a rotation that changes
+    with the length, or a size that is none."""
+    kind = str(getattr(config, "model_type", None))
+    if getattr(config, "kv_lora_rank", None) is None:
+        raise CapacityError(
+            f"a model must cache a compressed latent (kv_lora_rank): {kind!r} has none, so its "
+            f"cache holds keys and values a head, and there is no row of an MLA pool to shard; "
+            f"use one of {', '.join(MODEL_TYPES)}"
+        )
+    if kind not in MODEL_TYPES:
+        raise CapacityError(
+            f"model_type must be one of {', '.join(MODEL_TYPES)}: got {kind!r}; it has a latent, "
+            f"but what its attention asks of the cache beside it is not what these ask"
+        )
+    latent, nope, value, heads = (
+        _size(config, name)
+        for name in ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "num_attention_heads")
+    )
+    _require_fixed_rope(config)
+    layers = range(_size(config, "num_hidden_layers"))
+    kinds = getattr(config, "layer_types", None) if kind == "kimi_linear" else None
+    if kinds is not None and len(kinds) != len(layers):
+        raise CapacityError(
+            f"layer_types names each layer once: got {len(kinds)} for {len(layers)} layers; set "
+            f"num_hidden_layers or layer_types"
+        )
+    linear = tuple(i for i in layers if kinds is not None and kinds[i] == "linear_attention")
+    full = tuple(i for i in layers if i not in linear)
+    if not full:
+        raise CapacityError(
+            f"at least one layer must keep rows: all {len(layers)} layers of this {kind} config "
+            f"are linear_attention; set layer_types"
+        )
+    conv = temporal = None
+    if linear:
+        many, width = _size(config, "linear_num_heads"), _size(config, "linear_head_dim")
+        # Query, key and value of all heads go through one convolution.
+        conv = (3 * many * width, _size(config, "linear_conv_kernel_dim"))
+        temporal = (many, width, width)
+    return ModelShape(
+        model_type=kind,
+        kv_lora_rank=latent,
+        qk_rope_head_dim=_size(config, "qk_rope_head_dim", least=0),
+        qk_nope_head_dim=nope,
+        v_head_dim=value,
+        heads=heads,
+        full_layers=full,
+        linear_layers=linear,
+        conv_shape=conv,
+        temporal_shape=temporal,
+    )
+
+
+def _require_fixed_rope(config: PreTrainedConfig) -> None:
+    """The library keeps the frequencies of such a rope in the model: one request's length would
+    change what another one says, and a request would not come back as it left."""
+    rope: object = getattr(config, "rope_parameters", None)
+    kind = rope.get("rope_type") if isinstance(rope, dict) else None
+    if kind in _ROPE_BY_LENGTH:
+        raise CapacityError(
+            f"a token's rotation must depend on its position alone: rope_type {kind!r} depends on "
+            f"the longest request of a call, and rows in the cache keep the old one; use yarn, "
+            f"linear or default"
+        )
+
+
+def _size(config: PreTrainedConfig, name: str, least: int = 1) -> int:
+    found: object = getattr(config, name, None)
+    if isinstance(found, bool) or not isinstance(found, int) or found < least:
+        raise CapacityError(
+            f"{name} of a model's config must be an int of at least {least}: got {found!r}; use "
+            f"the config that belongs to the weights"
+        )
+    return found
 
 
 def load_model(
@@ -78,7 +184,7 @@ def load_model(
         ) from error
     _require_complete(folder, found)
     values = [*model.named_parameters(), *model.named_buffers()]
-    bad = [name for name, weight in values if not _finite(weight)]
+    bad = [name for name, weight in values if not bool(torch.isfinite(weight).all())]
     if bad:
         raise StudyError(
             f"every weight must be finite: {len(bad)} of {folder.name!r} hold a NaN or an infinity "
@@ -90,15 +196,9 @@ def load_model(
 
 
 def _folder(path: str | Path) -> Path:
-    given: object = path
-    if not isinstance(given, str | Path):
-        raise StudyError(
-            f"a checkpoint is named by the path of its folder: got {given!r} "
-            f"({type(given).__name__}); pass a str or a Path"
-        )
     try:
-        found = Path(given).is_dir()
-    except OSError:  # a name too long for the system
+        found = Path(path).is_dir()
+    except (OSError, ValueError):  # a name too long for the system, or with a NUL in it
         found = False
     if not found:
         raise StudyError(
@@ -119,33 +219,23 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 def _require_plain(folder: Path, config: PreTrainedConfig) -> None:
-    """No quantised weights, and no adapter that would lead to another folder."""
-    if getattr(config, "quantization_config", None) is not None:
-        raise StudyError(
-            f"weights are read as plain floats: the config of {folder.name!r} has a "
-            f"quantization_config; dequantize it and save it with save_pretrained"
-        )
-    if (folder / "adapter_config.json").exists():
-        raise StudyError(
-            f"a checkpoint is whole: {folder.name!r} has an adapter_config.json, which leads to "
-            f"the weights of another folder; merge the adapter and save the model"
-        )
-    named = getattr(config, "transformers_weights", None)
-    if named is not None:  # transformers would load it in place of the files that are checked here
-        raise StudyError(
-            f"weights are read from {_WHOLE} or {_INDEX}: the config of {folder.name!r} names "
-            f"others, transformers_weights={named!r}; remove the key, and save the model again"
-        )
+    """No weights but those that are checked here."""
+    # transformers would load what the last two name in place of it.
+    for found, what in (
+        (getattr(config, "quantization_config", None), "a quantization_config; dequantize it"),
+        ((folder / "adapter_config.json").exists() or None, "an adapter_config.json; merge it"),
+        (getattr(config, "transformers_weights", None), "transformers_weights; remove the key"),
+    ):
+        if found is not None:
+            raise StudyError(
+                f"weights are plain floats of {_WHOLE} or {_INDEX}: {folder.name!r} has {what} and "
+                f"save it with save_pretrained"
+            )
 
 
 def _config(folder: Path) -> PreTrainedConfig:
     """The config; that of an unknown architecture as plain values, so that its shape is judged."""
     place = folder / "config.json"
-    if not place.is_file():
-        raise StudyError(
-            f"a checkpoint is a folder with a config.json: {str(folder)!r} has none; pass the "
-            f"folder that save_pretrained wrote (nothing is fetched)"
-        )
     values = _json(place)
     try:
         if values.get("model_type") not in CONFIG_MAPPING:
@@ -200,56 +290,41 @@ def _require_readable(part: Path) -> int:
             f"a safetensors file begins with its table of tensors: {part.name!r} of "
             f"{part.stat().st_size} bytes gives {_short(error)}; copy the file again"
         ) from error
-
     wrong = sorted(name for name, kind in kinds.items() if kind not in _STORED)
     if wrong:
         raise StudyError(
             f"a weight is stored as one of {', '.join(_STORED)}: {len(wrong)} of the "
-            f"{len(kinds)} in {part.name!r} are not, first {wrong[0]} ({kinds[wrong[0]]}); other "
-            f"numbers need a scale or mean something else: save the model with save_pretrained"
+            f"{len(kinds)} in {part.name!r} are not, first {wrong[0]} ({kinds[wrong[0]]}); save "
+            f"the model with save_pretrained"
         )
     return len(kinds)
 
 
-def _require_complete(folder: Path, found: dict[str, object]) -> None:
-    for kind, wrong in (
-        ("missing", "missing_keys"),
-        ("not the model's", "unexpected_keys"),
-        ("of another shape", "mismatched_keys"),
-    ):
-        names = found.get(wrong) or ()
-        assert isinstance(names, list | tuple | set)
+def _require_complete(folder: Path, found: dict[str, Any]) -> None:
+    for kind in ("missing", "unexpected", "mismatched"):
+        names = [n if isinstance(n, str) else n[0] for n in found.get(f"{kind}_keys") or ()]
         if names:
-            first = sorted(str(name[0] if isinstance(name, tuple) else name) for name in names)[0]
             raise StudyError(
                 f"a checkpoint has each weight of its config once, and no other: {len(names)} of "
-                f"{folder.name!r} are {kind}, first {first}; a missing one would be random"
+                f"{folder.name!r} are {kind}, first {min(names)}; a missing one would be random"
             )
 
 
 def _json(place: Path) -> dict[str, Any]:
     try:
-        text = place.read_text(encoding="utf-8")
-        values: object = json.loads(text, parse_constant=_no_number)
+        values: object = json.loads(place.read_text(encoding="utf-8"), parse_constant=_refuse)
+        if not isinstance(values, dict):
+            raise ValueError(f"it holds a {type(values).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise StudyError(
-            f"{place.name} must be JSON in UTF-8: {str(place)!r} gives {_short(error)}; write it "
-            f"with save_pretrained"
+            f"{place.name} must be one JSON object in UTF-8: {str(place)!r} gives {_short(error)}; "
+            f"write it with save_pretrained"
         ) from error
-    if not isinstance(values, dict):
-        raise StudyError(
-            f"{place.name} must hold one JSON object: {str(place)!r} holds a "
-            f"{type(values).__name__}; write it with save_pretrained"
-        )
     return values
 
 
-def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
-
-
-def _finite(weight: torch.Tensor) -> bool:
-    return bool(torch.isfinite(weight).all())
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 def _short(error: BaseException) -> str:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor
 
 from kvlab.engine.model.pools import ModelPools
-from kvlab.errors import LayoutError, PoolError
+from kvlab.engine.model.runner import ShardedModel
+from kvlab.errors import LayoutError, PoolError, StudyError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
-from kvlab.memory.backup import StateBackup
+from kvlab.index.layout import require_index
+from kvlab.memory import PagedTokenToKVPoolAllocator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,11 +76,16 @@ def hand_over(
     nodes mean different things, a state slot is missing or nobody's, or two positions have one
     target; as ``token_plan``.
     """
-    first, there = prefill.ranks[0], decode.ranks[0]
-    if first.row_format != there.row_format or first.layers != there.layers:
+    first = prefill.ranks[0]
+    kinds = [
+        (pools.ranks[0].row_format, pools.ranks[0].layers, pools.states is None)
+        for pools in (prefill, decode)
+    ]
+    if kinds[0] != kinds[1]:
         raise PoolError(
-            f"both nodes must run one model with one row format: prefill {first.layers} layers of "
-            f"{first.row_format}, decode {there.layers} of {there.row_format}"
+            f"both nodes must run one model with one row format: (row format, layers, no state) "
+            f"are {kinds[0]} at the prefill node, {kinds[1]} at the decode node; nothing was "
+            f"written"
         )
     plan = token_plan(source, prefill.layout, target, decode.layout)
     different = len(torch.unique(target.ids))
@@ -87,7 +94,15 @@ def hand_over(
             f"each position needs a slot of its own: {len(target)} target slots, {different} "
             f"different; pass newly allocated slots; nothing was written"
         )
-    state = _sent_state(prefill, source_state, decode, target_state)
+    state = None
+    if prefill.states is not None and decode.states is not None:
+        if source_state is None or target_state is None:
+            raise PoolError(
+                f"rows and state of a request move together: the state slots are {source_state} "
+                f"(prefill) and {target_state} (decode); nothing was written"
+            )
+        state = prefill.states.get_cpu_copy(source_state)
+        decode.states.check_load(state, target_state)
     for pool, moves in zip(decode.ranks, plan, strict=True):
         # Bytes, not values: what a row is made of beside its elements comes along.
         pool.before_write()
@@ -97,22 +112,90 @@ def hand_over(
         decode.states.load_cpu_copy(state, target_state)
 
 
-def _sent_state(
-    prefill: ModelPools, source_state: int | None, decode: ModelPools, target_state: int | None
-) -> StateBackup | None:
-    """The state, once nothing stands against writing it; None for a model without."""
-    if (prefill.states is None) != (decode.states is None):
-        raise PoolError(
-            f"both nodes must run one model: the {'prefill' if decode.states is None else 'decode'}"
-            f" node's keeps a state a request, the other's none; nothing was written"
-        )
-    if prefill.states is None or decode.states is None:
-        return None
-    if source_state is None or target_state is None:
-        raise PoolError(
-            f"rows and state of a request move together: the state slots are {source_state} "
-            f"(prefill) and {target_state} (decode); nothing was written"
-        )
-    state = prefill.states.get_cpu_copy(source_state)
-    decode.states.check_load(state, target_state)
-    return state
+@dataclass(frozen=True, slots=True, eq=False)
+class Prefill:
+    """A finished prefill: the pools that hold it, where it lies in them, and its ``tokens``.
+
+    ``logits`` ``(1, vocabulary)`` of the last token.
+    """
+
+    pools: ModelPools
+    slots: WidenedSlots
+    state: int | None
+    tokens: tuple[int, ...]
+    logits: Tensor
+
+    def hand_over(self, pools: ModelPools, slots: WidenedSlots, state: int | None) -> None:
+        """Copy rows and state to another node, bit for bit. Errors: as ``hand_over``."""
+        hand_over(self.pools, self.slots, self.state, pools, slots, state)
+
+
+def prefill_apart(
+    sharded: ShardedModel, tokens: list[int], *, dcp_size: int, chunk_tokens: int | None = None
+) -> Prefill:
+    """Prefill on ``dcp_size`` ranks with new pools that hold this one request. Errors: StudyError
+    for no tokens, IndexSpaceError for what is no id; as ``ShardedModel.prefill``."""
+    tokens = [require_index("token", token) for token in tokens]
+    if not tokens:
+        raise StudyError("a prefill has at least one token: got none; pass the prompt")
+    page = sharded.layout.page_size
+    # One rank has every slot; more take turns as the decode node's do.
+    turn = sharded.layout.interleave if dcp_size > 1 else 1
+    layout = DcpLayout(dcp_size, page, -(-len(tokens) // (page * dcp_size)), turn)
+    node = sharded.like(layout, requests=1)
+    ids = PagedTokenToKVPoolAllocator(layout).alloc_extend(0, len(tokens))
+    assert ids is not None  # the layout was made for it
+    slots, state = WidenedSlots(ids), node.pools.alloc_state()
+    logits = node.prefill(torch.tensor(tokens), slots, state, chunk_tokens=chunk_tokens)
+    return Prefill(node.pools, slots, state, tuple(tokens), logits)
+
+
+class Prefilled:
+    """Prefills at DCP 1 by request, of one model, row format, form, chunk size and set of prompts.
+
+    Memory: the rows of every prompt, once.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, Prefill] = {}
+        self._settings: tuple[object, ...] | None = None
+        self.runs = 0
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(
+        self, sharded: ShardedModel, rid: int, tokens: list[int], chunk_tokens: int | None = None
+    ) -> Prefill:
+        """The prefill of a request; run at the first call, and counted in ``runs``.
+
+        Errors: StudyError for another model, row format, form, chunk size or prompt than before, or
+        weights that were written since (through ``.data``, which torch does not count: not seen).
+        """
+        found = self._settings_of(sharded, chunk_tokens)
+        if self._settings is not None and found != self._settings:
+            raise StudyError(
+                f"kept prefills are of one model and its settings: these are of "
+                f"{self._settings[2:]}, asked for {found[2:]} (row format, form, tokens of a "
+                f"chunk; or the model is another, or its weights were written since); use a new "
+                f"Prefilled()"
+            )
+        if rid not in self._made:
+            self._made[rid] = prefill_apart(sharded, tokens, dcp_size=1, chunk_tokens=chunk_tokens)
+            self.runs += 1
+            self._settings = found  # not before: a prefill that failed has none
+        kept = self._made[rid]
+        if kept.tokens != tuple(tokens):
+            raise StudyError(
+                f"kept prefills are of one set of prompts: request {rid} was prefilled with "
+                f"{len(kept.tokens)} tokens, asked for {len(tokens)}, and they are not the same; "
+                f"use a new Prefilled()"
+            )
+        return kept
+
+    @staticmethod
+    def _settings_of(sharded: ShardedModel, chunk_tokens: int | None) -> tuple[object, ...]:
+        first = sharded.pools.ranks[0]
+        weights = sharded.model.parameters()
+        writes = tuple(None if w.is_inference() else w._version for w in weights)
+        return (sharded.model, writes, first.row_format, sharded.form, chunk_tokens)

@@ -1,7 +1,8 @@
 """The plan of one step: which rows each rank reads for each request, and where new rows go.
 
 Made once a step and shared by all layers. All requests of a step have the same number of new
-tokens (1 in a decode step, a chunk in a prefill), and lengths as ragged as they come.
+tokens (1 in a decode step, a chunk in a prefill), and lengths as ragged as they come. The rows are
+those that ``localize`` gives: one call a rank, for the runs of all requests joined.
 
 Worked example, c=2, P=2, a decode step of two requests with 3 and 2 tokens, in pages 1 and 2:
 their slots are [4, 5, 6] and [8, 9]. Rank 0 reads rows [2, 3] and [4, -], rank 1 reads rows [2]
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, owner_of, row_of
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
 from kvlab.index.layout import require_index
-from kvlab.index.spaces import require_within
+
+_NEVER = 2**62  # the position of padding: after every other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shard:
+class RankPlan:
     """One rank's part of a step.
 
     ``rows`` it reads (B * L of them, request after request); ``visible`` bool ``(B, T, L)``: which
@@ -48,15 +50,15 @@ class StepPlan:
 
     ``lens`` int64 ``(B,)``: positions of each request, the new ones included; ``write_slots`` int64
     ``(B * T,)``: widened slots of the new tokens (``out_cache_loc``); ``positions`` int64 ``(B,
-    T)``; ``shards``: one a rank; ``visible`` bool ``(c, B, T, longest L)``: theirs in one tensor,
-    False past a rank's own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
+    T)``; ``visible`` bool ``(c, B, T, longest L)``: that of all ranks in one tensor, False past a
+    rank's own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
     """
 
     layout: DcpLayout
     lens: Tensor
     write_slots: Tensor
     positions: Tensor
-    shards: tuple[Shard, ...]
+    ranks: tuple[RankPlan, ...]
     visible: Tensor
     state_slots: Tensor | None
 
@@ -86,147 +88,96 @@ def plan_step(
         new_tokens: T.
         state_slots: of each request, for a model with recurrent state.
 
-    Cost: a few operations on ``(B, longest)`` a rank. Errors: IndexSpaceError for a request shorter
-    than T or one that does not start at position 0, a slot that is never handed out, a run whose
-    slots and positions disagree about the owner, a new token whose slot holds another position
-    (rows that are only read may be shared), and state slots that are not B different ones.
+    Cost: a dozen operations on all ids a rank. Errors: IndexSpaceError for a request shorter than
+    T or one that does not start at position 0, a slot that is never handed out, a new token whose
+    slot holds another position (rows that are only read may be shared), and state slots that are
+    not B different ones.
     """
-    lens = _checked_lens(slots, new_tokens)
-    states = None if state_slots is None else _checked_states(state_slots, len(slots))
-    length, longest = torch.tensor(lens)[:, None], max(lens)
-    c, turn = layout.dcp_size, layout.interleave
-    columns = -(-longest // (c * turn)) * turn  # positions of the rank that holds most
-    table = torch.zeros(len(slots), c * columns, dtype=torch.int64)
-    for line, run in zip(table, slots, strict=True):
-        line[: len(run)] = run.ids
-    every = torch.arange(c * columns)
-    owners = every // turn % c
-    _check_owners(table[:, :longest], every[:longest] < length, owners[:longest], layout)
-    positions = length - new_tokens + torch.arange(new_tokens)
-    written = torch.gather(table, 1, positions).reshape(-1)
-    _check_written(table[every < length], written)
-    # Rank after rank: (c, L) positions and (c, B, L) rows.
-    grid = every.view(-1, c, turn).transpose(0, 1).reshape(c, columns)
-    by_rank = table.view(len(slots), -1, c, turn).permute(2, 0, 1, 3).reshape(c, -1)
-    ids = row_of(by_rank.reshape(-1), c, turn).view(c, len(slots), columns)
-    seen = grid[:, None, None] <= positions[:, :, None]
-    padded = grid[:, None] >= length if min(lens) < longest else None
-    stored: list[list[int]] = [[] for _ in range(c)]
-    for token, owner in enumerate(owners[positions].view(-1).tolist()):
-        stored[owner].append(token)
-    shards = []
-    held = _keys(longest, c, turn)
-    for rank, (tokens, keys) in enumerate(zip(stored, held, strict=True)):
-        # Padding became row 0, so these are not a run that localize() could take; the owners of
-        # all of them were checked above.
-        mine = ids[rank, :, :keys].reshape(-1).to(device)
-        empty = new = new_rows = None
-        if padded is not None and bool(padded[rank, :, :keys].any()):
-            empty = torch.nonzero(padded[rank, :, :keys].reshape(-1)).view(-1).to(device)
-        if tokens:
-            new = torch.tensor(tokens)
-            at = row_of(written[new], c, turn).to(device)
-            new, new_rows = new.to(device), PhysicalRows.assume_physical(at, layout, rank)
-        shards.append(
-            Shard(
-                rows=PhysicalRows.assume_physical(mine, layout, rank),
-                visible=seen[rank, :, :, :keys].to(device),
-                padding=empty,
-                new=new,
-                new_rows=new_rows,
+    lens = torch.tensor(require_apart(slots, new_tokens, state_slots))[:, None]
+    ids = torch.cat([run.ids for run in slots])
+    ends = lens.flatten().cumsum(0)
+    request = torch.repeat_interleave(torch.arange(len(slots)), lens.flatten())
+    position = torch.arange(len(ids)) - (ends[:, None] - lens).flatten()[request]
+    first_new = lens - new_tokens
+    positions = first_new + torch.arange(new_tokens)
+    joined = WidenedSlots(ids)
+    found = [localize(joined, layout, rank) for rank in range(layout.dcp_size)]
+    # All ranks at once from here: a line of the table is one request on one rank.
+    source = torch.cat([rows.source for rows in found])
+    owner = torch.repeat_interleave(torch.tensor([len(rows) for rows in found]))
+    mine, at = request[source], position[source]
+    line = owner * len(slots) + mine
+    counts = torch.bincount(line, minlength=layout.dcp_size * len(slots))
+    place = torch.arange(len(source)) - (counts.cumsum(0) - counts)[line]
+    table = torch.zeros(len(counts), int(counts.max()), dtype=torch.int64)
+    places = torch.full_like(table, _NEVER)
+    table[line, place], places[line, place] = torch.cat([rows.ids for rows in found]), at
+    shape = (layout.dcp_size, len(slots), -1)
+    table, places = table.view(shape), places.view(shape)
+    visible = (places[:, :, None] <= positions[:, :, None]).to(device)
+    fresh = at >= first_new[mine, 0]
+    tokens, own = (mine * new_tokens + at - first_new[mine, 0])[fresh], owner[fresh]
+    ranks = []
+    for rank, most in enumerate(counts.view(shape).amax(1).flatten().tolist()):
+        unused = torch.nonzero(places[rank, :, :most].flatten() == _NEVER).flatten()
+        new = tokens[own == rank]
+        new_rows = found[rank].ids[fresh[owner == rank]]
+        ranks.append(
+            RankPlan(
+                rows=_rows(table[rank, :, :most].flatten(), layout, rank, device),
+                visible=visible[rank, :, :, :most],
+                padding=unused.to(device) if len(unused) else None,
+                new=new.to(device) if len(new) else None,
+                new_rows=_rows(new_rows, layout, rank, device) if len(new) else None,
             )
         )
+    written = ids[(ends[:, None] - new_tokens + torch.arange(new_tokens)).flatten()]
+    states = None if state_slots is None else torch.tensor(list(state_slots), device=device)
     return StepPlan(
-        layout=layout,
-        lens=length.flatten(),
-        write_slots=written.to(device),
-        positions=positions.to(device),
-        shards=tuple(shards),
-        # With turns of more than one position the last one may be cut short on every rank.
-        visible=seen[..., : max(held)].to(device),
-        state_slots=None if states is None else torch.tensor(states, device=device),
+        layout,
+        lens.flatten(),
+        written.to(device),
+        positions.to(device),
+        tuple(ranks),
+        visible,
+        states,
     )
 
 
-def require_apart(slots: Sequence[WidenedSlots], state_slots: Sequence[int] | None) -> None:
-    """That requests of one decode step which run one after another could run together: what one of
-    them writes is not what another one holds. Errors: IndexSpaceError as ``plan_step``."""
-    lens = _checked_lens(slots, 1)
-    if state_slots is not None:
-        _checked_states(state_slots, len(slots))
-    ids = torch.cat([run.ids for run in slots])
-    _check_written(ids, ids[torch.tensor(lens, device=ids.device).cumsum(0) - 1])
+def _rows(ids: Tensor, layout: DcpLayout, rank: int, device: str | torch.device) -> PhysicalRows:
+    return PhysicalRows.assume_physical(ids.to(device), layout, rank)
 
 
-def _keys(longest: int, c: int, turn: int) -> list[int]:
-    """How many of the first ``longest`` positions each rank owns."""
-    full, rest = divmod(longest, c * turn)
-    return [full * turn + min(max(rest - rank * turn, 0), turn) for rank in range(c)]
-
-
-def _checked_lens(slots: Sequence[WidenedSlots], new_tokens: int) -> list[int]:
+def require_apart(
+    slots: Sequence[WidenedSlots], new_tokens: int, state_slots: Sequence[int] | None
+) -> list[int]:
+    """The length of each request, once what one of them writes is not what another one holds."""
     if not slots or require_index("new_tokens", new_tokens) < 1:
         raise IndexSpaceError(
             f"a step has at least one request and one new token: got {len(slots)} requests, "
             f"{new_tokens} new tokens"
         )
     for i, run in enumerate(slots):
-        given: object = run
-        if not isinstance(given, WidenedSlots):
-            raise IndexSpaceError(
-                f"a request names its slots as WidenedSlots: request {i} of {len(slots)} has a "
-                f"{type(given).__name__}; pass table.slots(row)"
-            )
         if run.start != 0 or len(run) < new_tokens:
             raise IndexSpaceError(
                 f"a request names all its positions from 0, its {new_tokens} new ones last: "
                 f"request {i} of {len(slots)} has {len(run)} from position {run.start}; pass "
                 f"table.slots(row)"
             )
+    if state_slots is not None and len({*state_slots} - {0}) != len(slots):
+        raise IndexSpaceError(
+            f"each request has a state slot of its own, from 1: got {list(state_slots)} for "
+            f"{len(slots)} requests; call pools.alloc_state() for each"
+        )
+    ids = torch.cat([run.ids for run in slots])
+    written = torch.cat([run.ids[-new_tokens:] for run in slots])
+    # Each new slot stands once: a second position would read it.
+    if int(torch.isin(ids, written).sum()) != len(torch.unique(written)):
+        different, times = torch.unique(ids, return_counts=True)
+        bad = int(different[torch.isin(different, written) & (times > 1)][0])
+        raise IndexSpaceError(
+            f"a new token is written to a slot of its own: slot {bad} stands at "
+            f"{int((ids == bad).sum())} positions of the step's {len(ids)}; pass slots that the "
+            f"allocator handed out for these tokens"
+        )
     return [len(run) for run in slots]
-
-
-def _checked_states(state_slots: Sequence[int], requests: int) -> list[int]:
-    found = [require_index("state slot", slot) for slot in state_slots]
-    if len(found) != requests:
-        raise IndexSpaceError(
-            f"each request has one state slot: got {len(found)} for {requests} requests"
-        )
-    twice = [slot for i, slot in enumerate(found) if slot in found[:i]]
-    if twice or min(found) < 1:
-        raise IndexSpaceError(
-            f"each request has a state slot of its own, from 1: got "
-            f"{f'{twice[0]} for two requests' if twice else min(found)} among {requests}; call "
-            f"pools.alloc_state() for each"
-        )
-    return found
-
-
-def _check_written(all_slots: Tensor, written: Tensor) -> None:
-    """A slot that is written holds one position of one request: a second one would read it."""
-    once = len(set(written.tolist())) == len(written)
-    if once and int(torch.isin(all_slots, written).sum()) == len(written):
-        return
-    slots, times = torch.unique(all_slots, return_counts=True)
-    bad = int(slots[torch.isin(slots, written) & (times > 1)][0])
-    raise IndexSpaceError(
-        f"a new token is written to a slot of its own: slot {bad} stands at "
-        f"{int((all_slots == bad).sum())} positions of the step's {len(all_slots)}; pass slots "
-        f"that the allocator handed out for these tokens"
-    )
-
-
-def _check_owners(table: Tensor, written: Tensor, by_position: Tensor, layout: DcpLayout) -> None:
-    """Every request's slots must agree with the owners of the positions, and be handed out."""
-    instead = "pass slots that the allocator handed out"
-    first, end = layout.first_slot, layout.slot_end
-    require_within(table[written], first, end, "widened slot", instead)
-    by_slot = owner_of(table.reshape(-1), layout.dcp_size, layout.interleave).view_as(table)
-    wrong = written & (by_slot != by_position)
-    if bool(wrong.any()):
-        i, p = (int(x) for x in torch.nonzero(wrong)[0])
-        raise IndexSpaceError(
-            f"slot and position must agree about the owner: request {i} has slot "
-            f"{int(table[i, p])} (rank {int(by_slot[i, p])}) at position {p} (rank "
-            f"{int(by_position[p])}); pages must begin on a multiple of {layout.widened_page_size}"
-        )

@@ -4,9 +4,12 @@ Every rank of a real node holds the whole recurrent state (DCP does not shard it
 from the same input. In one process one copy stands for all c: it travels with rank 0's backup.
 """
 
-import torch
+from dataclasses import dataclass
 
-from kvlab.engine.model.shape import ModelShape
+import torch
+from torch import Tensor
+
+from kvlab.engine.model.checkpoint import ModelShape
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_int
@@ -113,3 +116,55 @@ class ModelPools:
         """The broken laws of all pools."""
         broken = [law for pool in self.ranks for law in pool.audit()]
         return broken + (self.states.audit() if self.states is not None else [])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """``rows`` uint8 ``(layers, positions, bytes)``; ``state``: (conv, temporal), or None."""
+
+    rows: Tensor
+    state: tuple[Tensor, Tensor] | None
+
+    def require_equal(self, other: "Snapshot", who: str) -> None:
+        """Errors: PoolError with the first part that differs, and the first position in rows."""
+        ours, theirs = self._parts(), other._parts()
+        shapes = [{name: tuple(part.shape) for name, part in p.items()} for p in (ours, theirs)]
+        if shapes[0] != shapes[1]:
+            raise PoolError(f"{who} must come back as it left: it had {shapes[0]}, now {shapes[1]}")
+        for name, part in ours.items():
+            wrong = part != theirs[name]
+            if bool(wrong.any()):
+                at = torch.nonzero(wrong)[0].tolist()
+                raise PoolError(
+                    f"{who} must come back as it left: {int(wrong.sum())} of {wrong.numel()} "
+                    f"elements of its {name} differ, first at {at}"
+                )
+
+    def _parts(self) -> dict[str, Tensor]:
+        """Bits, not values: a NaN equals itself, and -0 is not 0."""
+        state = zip(("conv state", "temporal state"), self.state or (), strict=False)
+        return {"rows": self.rows} | {name: part.view(torch.int32) for name, part in state}
+
+
+def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None) -> Snapshot:
+    """Copy a request's rows of all ranks and its state. Errors: PoolError unless the ranks hold
+    each position once and the state slot is in use."""
+    first = pools.ranks[0]
+    width = first.buffer.shape[2] * first.buffer.element_size()
+    rows = torch.zeros(first.layers, len(slots), width, dtype=torch.uint8, device=first.device)
+    seen = torch.zeros(len(slots), dtype=torch.int64, device=first.device)
+    for pool in pools.ranks:
+        here = pool.resolve(slots)
+        rows[:, here.source] = pool.buffer[:, here.ids].view(torch.uint8)
+        seen[here.source] += 1
+    if bool((seen != 1).any()):
+        raise PoolError(
+            f"the ranks must hold each position once: {int((seen != 1).sum())} of {len(slots)} "
+            f"are held by none or by two"
+        )
+    if pools.states is None or state_slot is None:
+        return Snapshot(rows, None)
+    state = pools.states
+    state.require_used(state_slot)
+    parts = (state.conv[:, state_slot].clone(), state.temporal[:, state_slot].clone())
+    return Snapshot(rows, parts)

@@ -26,17 +26,24 @@ sums by the size of the batch and by the longest request in it.
 """
 
 from collections.abc import Sequence
+from typing import get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvlab.engine.model.attention import NAME, register
-from kvlab.engine.model.cache import StepCache
+from kvlab.engine.model.attention import (
+    NAME,
+    STEP,
+    Form,
+    Merge,
+    Step,
+    StepCache,
+    register,
+)
+from kvlab.engine.model.checkpoint import model_shape
 from kvlab.engine.model.plan import plan_step, require_apart
 from kvlab.engine.model.pools import ModelPools
-from kvlab.engine.model.shape import model_shape
-from kvlab.engine.model.step import STEP, Form, Merge, Step, require_form
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int
@@ -74,7 +81,10 @@ class ShardedModel:
         select_padding: bool = True,
     ) -> None:
         shape = model_shape(model.config)
-        require_form(form)
+        if form not in get_args(Form):
+            raise PoolError(
+                f"an attention has one of the forms {', '.join(get_args(Form))}: got {form!r}"
+            )
         register()
         model.set_attn_implementation(NAME)
         model.train(False)
@@ -129,24 +139,15 @@ class ShardedModel:
         not (B, T) ids of the vocabulary, more to keep than T, or state slots that are missing or
         nobody's; IndexSpaceError as ``plan_step``.
         """
-        self._require_tokens(tokens, 2)
-        if tokens.shape[0] != len(slots):
+        self._require_tokens(tokens, (len(slots), -1))
+        new = int(tokens.shape[1])
+        if not 0 <= require_index("keep", keep) <= new:
             raise PoolError(
-                f"tokens must be (requests, new tokens), one line a request: got "
-                f"{tuple(tokens.shape)} for {len(slots)} requests"
+                f"keep counts last tokens of the {new} new ones, 0 means all: got {keep}; pass 0 "
+                f"to {new}"
             )
-        if not 0 <= require_index("keep", keep) <= tokens.shape[1]:
-            raise PoolError(
-                f"keep counts last tokens of the {tokens.shape[1]} new ones, 0 means all: got "
-                f"{keep}; pass 0 to {tokens.shape[1]}"
-            )
-        plan = plan_step(
-            slots,
-            int(tokens.shape[1]),
-            self.layout,
-            state_slots=self._state_slots(state_slots),
-            device=self.device,
-        )
+        states = self._state_slots(state_slots)
+        plan = plan_step(slots, new, self.layout, state_slots=states, device=self.device)
         step = Step(self.pools, plan, self.form, self.merge, self.select_padding)
         output = self.model(
             input_ids=tokens.to(self.device),
@@ -181,21 +182,11 @@ class ShardedModel:
         Errors: PoolError for a count of tokens that is not n, or a start outside; as ``forward``.
         """
         n = len(slots)
-        size = (
-            n
-            if chunk_tokens is None
-            else require_int("chunk_tokens", chunk_tokens, 1, "new tokens of one call")
-        )
-        self._require_tokens(tokens, 1)
-        if require_index("keep", keep) not in (0, 1):
-            raise PoolError(
-                f"a prefill keeps the logits of the last token (keep=1) or of all (0): got {keep}"
-            )
-        if len(tokens) != n or not 0 <= require_index("start", start) < n:
-            raise PoolError(
-                f"a prefill takes one token a slot and leaves at least one to run: got tokens "
-                f"{tuple(tokens.shape)}, {n} slots, start {start}"
-            )
+        self._require_tokens(tokens, (n,))
+        if not 0 <= require_index("start", start) < n:
+            raise PoolError(f"a prefill runs at least one of its {n} tokens: got start {start}")
+        size = n if chunk_tokens is None else chunk_tokens
+        require_int("chunk_tokens", size, 1, "new tokens of one call")
         parts = []
         for begin in range(start, n, size):
             end = min(begin + size, n)
@@ -212,22 +203,16 @@ class ShardedModel:
     ) -> Tensor:
         """One token for each request, of any lengths: logits ``(B, vocabulary)``.
 
-        Errors: PoolError for unequal counts or none; as ``forward``.
+        Errors: as ``forward``.
         """
-        counts = (len(tokens), len(slots), len(state_slots))
-        if not counts[0] or set(counts) != {counts[0]}:
-            raise PoolError(
-                f"a decode step has one token, one run of slots and one state slot (or None) for "
-                f"each request, and at least one request: got {counts[0]} tokens, {counts[1]} "
-                f"runs, {counts[2]} state slots"
-            )
-        column = torch.tensor([require_index("token", token) for token in tokens])[:, None]
+        column = torch.tensor([[require_index("token", token)] for token in tokens])
         if not self.batch_invariant:
             return self.forward(column, slots, state_slots)[:, -1]
-        require_apart(slots, self._state_slots(state_slots))
+        self._require_tokens(column, (len(slots), 1))
+        require_apart(slots, 1, self._state_slots(state_slots))
         lines = [
-            self.forward(column[i : i + 1], slots[i : i + 1], state_slots[i : i + 1])[:, -1]
-            for i in range(len(slots))
+            self.forward(token[None], [run], [state])[:, -1]
+            for token, run, state in zip(column, slots, state_slots, strict=True)
         ]
         return torch.cat(lines)
 
@@ -244,20 +229,22 @@ class ShardedModel:
             self.pools.states.require_used(slot)
         return named
 
-    def _require_tokens(self, tokens: Tensor, axes: int) -> None:
-        given: object = tokens
+    def _require_tokens(self, tokens: Tensor, shape: tuple[int, ...]) -> None:
+        """``shape``: -1 for any size."""
         known = int(self.model.config.vocab_size)
-        if not isinstance(given, Tensor) or given.dtype not in (torch.int64, torch.int32):
-            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
-            raise PoolError(f"tokens must be an int64 tensor of ids below {known}: got {kind}")
-        if given.dim() != axes:
+        given = tuple(tokens.shape)
+        fits = len(given) == len(shape) and all(
+            want in (n, -1) for n, want in zip(given, shape, strict=False)
+        )
+        if tokens.dtype not in (torch.int64, torch.int32) or not fits:
             raise PoolError(
-                f"tokens must be {'(requests, new tokens)' if axes == 2 else '(tokens,)'}, "
-                f"one line a request: got {tuple(given.shape)}"
+                f"tokens are int64 ids below {known} of the shape {shape}, one line a request, -1 "
+                f"for any size: got {tokens.dtype} {given}"
             )
-        if given.numel() and not bool(((given >= 0) & (given < known)).all()):
-            bad = torch.nonzero((given < 0) | (given >= known))[0].tolist()
+        wrong = torch.nonzero((tokens < 0) | (tokens >= known))
+        if len(wrong):
+            bad = wrong[0].tolist()
             raise PoolError(
                 f"a token is an id of the vocabulary, in [0, {known}): got "
-                f"{int(given[tuple(bad)])} at {bad}; use the tokenizer of this model"
+                f"{int(tokens[tuple(bad)])} at {bad}; use the tokenizer of this model"
             )

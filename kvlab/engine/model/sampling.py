@@ -40,12 +40,6 @@ class Seeded:
 
     def __post_init__(self) -> None:
         require_index("seed", self.seed)
-        given: object = self.temperature
-        if isinstance(given, bool) or not isinstance(given, int | float):
-            raise StudyError(
-                f"temperature must be a number above 0: got {given!r} ({type(given).__name__}); "
-                f"1.0 draws from the model's own chances"
-            )
         if not 0 < self.temperature < float("inf"):
             raise StudyError(
                 f"temperature must be finite and above 0: got {self.temperature!r}; for the "

@@ -232,31 +232,17 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
             yield cast(IO[bytes], opened.handle)
     except WorkloadError:  # of whoever reads the lines
         raise
-    except ImportError as error:
-        raise WorkloadError(
-            f"{path.name} is a {kind} file, which pandas reads with another package ({error}); "
-            f"install it, or unpack the file first"
-        ) from error
-    except IsADirectoryError as error:
-        raise WorkloadError(
-            f"a trace is one file: got the folder {str(path)!r}; name a file inside it"
-        ) from error
-    except FileNotFoundError as error:
-        raise WorkloadError(
-            f"a trace must exist: no file at {str(path)!r} (looked from {str(Path.cwd())!r}); "
-            f"check the path"
-        ) from error
-    except _BROKEN as error:
+    except (ImportError, *_BROKEN) as error:
         if kind is not None:
             raise WorkloadError(
                 f"{path.name} begins like a {kind} file but cannot be unpacked ({error}); fetch it "
-                f"again or unpack it first"
+                f"again, unpack it first, or install what is missing"
             ) from error
         if not isinstance(error, OSError):
             raise
         raise WorkloadError(
-            f"a trace must be readable: {str(path)!r} gives {error.strerror or error}; check its "
-            f"permissions"
+            f"a trace is one file that can be read: {str(path)!r} gives "
+            f"{error.strerror or error} (looked from {str(Path.cwd())!r}); check the path"
         ) from error
 
 

@@ -11,15 +11,16 @@ from transformers import LlamaConfig
 
 from kvlab.engine.model import (
     NAME,
+    STEP,
     Form,
     ShardedModel,
+    Step,
     StepCache,
     dcp_attention,
     model_shape,
     plan_step,
     take_snapshot,
 )
-from kvlab.engine.model.step import STEP, Step
 from kvlab.errors import CapacityError, LayoutError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from tests.engine.model.tiny import Placed, layout, library_logits, model, prompt
@@ -82,15 +83,6 @@ def test_a_mask_and_dropout_are_refused() -> None:
         dcp_attention(module, q, q, q, None, 1.0, 0.5, **{STEP: step})
 
 
-def test_a_cache_refuses_another_steps_call() -> None:
-    _, step = made()
-    _, other = made()
-    latent, rope = torch.zeros(1, 1, 4, 20), torch.zeros(1, 1, 4, 8)
-    for carried in ({STEP: other}, {}, None):
-        with pytest.raises(PoolError, match=rf"carries its step twice, in the cache and as {STEP}"):
-            StepCache(step, torch.float32).update(latent, rope, 1, kwargs=carried)
-
-
 def test_a_step_without_state_slots_is_refused_by_a_layer_with_state() -> None:
     sharded, _ = made()
     bare = Step(sharded.pools, plan_step([SLOTS], 4, sharded.layout))
@@ -100,9 +92,9 @@ def test_a_step_without_state_slots_is_refused_by_a_layer_with_state() -> None:
 
 def test_the_runner_refuses_tokens_and_slots_that_do_not_match() -> None:
     sharded, _ = made()
-    with pytest.raises(PoolError, match=r"one line a request: got \(4,\)"):
+    with pytest.raises(PoolError, match=r"of the shape \(1, -1\), .*: got torch\.int64 \(4,\)"):
         sharded.forward(torch.zeros(4, dtype=torch.int64), [SLOTS], [1])
-    with pytest.raises(PoolError, match=r"got tokens \(3,\), 4 slots, start 0"):
+    with pytest.raises(PoolError, match=r"of the shape \(4,\), .*: got torch\.int64 \(3,\)"):
         sharded.prefill(prompt(1, 3), SLOTS, 1)
     with pytest.raises(PoolError, match="start 4"):
         sharded.prefill(prompt(1, 4), SLOTS, 1, start=4)
@@ -142,13 +134,15 @@ def test_a_snapshot_names_the_first_row_and_the_state_that_differ() -> None:
     assert slot is not None and sharded.pools.states is not None
     before = take_snapshot(sharded.pools, SLOTS, slot)
     sharded.pools.ranks[1].buffer[1, 3] += 1
-    with pytest.raises(PoolError, match="x must come back as it left: layer 1 differs at posit"):
+    with pytest.raises(
+        PoolError, match=r"x must .* elements of its rows differ, first at \[1, 3, \d+\]"
+    ):
         before.require_equal(take_snapshot(sharded.pools, SLOTS, slot), "x")
     sharded.pools.ranks[1].buffer[1, 3] -= 1
     sharded.pools.states.conv[0, slot] = 2
-    with pytest.raises(PoolError, match="192 of 384 elements of its conv state differ"):
+    with pytest.raises(PoolError, match="elements of its conv state differ"):
         before.require_equal(take_snapshot(sharded.pools, SLOTS, slot), "x")
-    with pytest.raises(PoolError, match=r"it had \(2, 4, 112\) .*, now \(2, 3, 112\)"):
+    with pytest.raises(PoolError, match=r"it had .*\(2, 4, 112\).*, now .*\(2, 3, 112\)"):
         before.require_equal(take_snapshot(sharded.pools, WidenedSlots(SLOTS.ids[:3]), slot), "x")
 
 

@@ -77,9 +77,6 @@ def test_a_draw_from_no_distribution_is_refused() -> None:
     with pytest.raises(StudyError, match=r"0 of 5 .* temperature 1e-300; use a higher one"):
         Seeded(1, 1e-300).pick(0, 0, torch.log_softmax(torch.arange(5.0), 0))
     seeded: Any = Seeded
-    for bad in ("1", True, None):
-        with pytest.raises(StudyError, match="temperature must be a number above 0"):
-            seeded(1, bad)
     with pytest.raises(IndexSpaceError, match="seed must be an int: got 'x'"):
         seeded("x")
 
@@ -107,7 +104,10 @@ def test_a_hand_over_that_is_refused_has_written_nothing() -> None:
 def test_a_state_is_not_lost_on_the_way_to_a_node_that_keeps_none() -> None:
     node, here = made(dcp_size=1), made()
     here.pools.states = None
-    with pytest.raises(PoolError, match="the prefill node's keeps a state a request, the other's"):
+    with pytest.raises(
+        PoolError,
+        match=r"\(row format, layers, no state\) are .* False\) at the prefill node, .* True\) at",
+    ):
         hand_over(node.pools, WidenedSlots(torch.arange(2, 5)), 1, here.pools, SLOTS, None)
 
 
@@ -120,9 +120,9 @@ def test_a_snapshot_compares_bits() -> None:
     with_state(NAN).require_equal(with_state(NAN), "x")
     with pytest.raises(PoolError, match="1 of 1 elements of its conv state differ"):
         with_state(0.0).require_equal(with_state(-0.0), "x")
-    with pytest.raises(PoolError, match=r"x must .*: it had no state, now one"):
+    with pytest.raises(PoolError, match=r"x must .*: it had \{'rows': .*\}, now \{.*'conv state'"):
         Snapshot(rows, None).require_equal(with_state(1.0), "x")
-    with pytest.raises(PoolError, match="it had a state, now none"):
+    with pytest.raises(PoolError, match=r"it had \{.*'temporal state': .*, now \{'rows'"):
         with_state(1.0).require_equal(Snapshot(rows, None), "x")
     with pytest.raises(PoolError, match="a state slot must be in use: got 2"):
         take_snapshot(made().pools, SLOTS, 2)
@@ -132,7 +132,7 @@ def test_one_request_a_forward_refuses_what_a_common_forward_refuses() -> None:
     here = made(batch_invariant=True)
     a, b = here.pools.alloc_state(), here.pools.alloc_state()
     other = WidenedSlots(torch.arange(8, 11))
-    with pytest.raises(IndexSpaceError, match="got 1 for two requests"):
+    with pytest.raises(IndexSpaceError, match=r"own, from 1: got \[1, 1\]"):
         here.decode([1, 2], [SLOTS, other], [a, a])
     with pytest.raises(IndexSpaceError, match="slot 6 stands at 2 positions"):
         here.decode([1, 2], [SLOTS, SLOTS], [a, b])

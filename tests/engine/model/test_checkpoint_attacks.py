@@ -29,15 +29,9 @@ def rewrite(folder: Path, **weights: torch.Tensor) -> None:
     save_file(load_file(folder / WHOLE) | weights, folder / WHOLE, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("given", [3, None, b"x", True])
-def test_what_is_no_path_is_refused(given: object) -> None:
-    with pytest.raises(StudyError, match="named by the path of its folder: got"):
-        load(given)
-
-
 @pytest.mark.parametrize("given", ["", "a" * 5000, "a\0b", "some/model", "/dev/null"])
 def test_a_path_to_no_folder_is_refused_and_nothing_is_fetched(given: str) -> None:
-    with pytest.raises(StudyError, match=r"with a config\.json: '.*' (is no folder|has none)"):
+    with pytest.raises(StudyError, match=r"config\.json.*(is no folder|No such file)"):
         load(given)
 
 
@@ -72,7 +66,7 @@ def test_an_attention_that_a_config_names_is_not_looked_for(
 
 def test_an_adapter_that_leads_to_another_folder_is_refused(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/model"}')
-    with pytest.raises(StudyError, match=r"'kimi' has an adapter_config\.json, which leads to"):
+    with pytest.raises(StudyError, match=r"'kimi' has an adapter_config\.json; merge it"):
         load_model(folder)
 
 
@@ -82,7 +76,7 @@ def test_weights_that_the_config_names_in_place_of_those_that_are_checked_are_re
     weights = {name: value * 2 for name, value in load_file(folder / WHOLE).items()}
     save_file(weights, folder / "b.safetensors", metadata={"format": "pt"})
     change_config(folder, transformers_weights="b.safetensors")
-    with pytest.raises(StudyError, match=r"others, transformers_weights='b\.safetensors'; remove"):
+    with pytest.raises(StudyError, match=r"'kimi' has transformers_weights; remove the key"):
         load_model(folder)
 
 
@@ -151,7 +145,7 @@ def test_json_that_is_none_is_refused(folder: Path) -> None:
     with pytest.raises(StudyError, match="NaN is no number of JSON"):
         load_model(folder)
     (folder / "config.json").write_text('{"a":' * 100_000)
-    with pytest.raises(StudyError, match=r"config\.json must be JSON .* RecursionError"):
+    with pytest.raises(StudyError, match=r"must be one JSON object .* RecursionError"):
         load_model(folder)
 
 

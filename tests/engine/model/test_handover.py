@@ -107,7 +107,7 @@ def test_what_cannot_be_handed_over_is_refused() -> None:
         token_plan(here, one, WidenedSlots(there.ids[:4]), two)
     full = ShardedModel(model("kimi-dense"), one, requests=1).pools
     half = ModelPools(full.shape, two, requests=1, dtype=torch.bfloat16)
-    with pytest.raises(PoolError, match=r"one row format: prefill 2 layers of 20 \+ 8"):
+    with pytest.raises(PoolError, match=r"one row format: .* are \(.*20 \+ 8"):
         hand_over(full, here, 1, half, there, 1)
     same = ModelPools(full.shape, two, requests=1)
     with pytest.raises(PoolError, match=r"move together: the state slots are None .* and 1"):

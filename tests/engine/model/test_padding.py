@@ -59,9 +59,9 @@ def test_a_batch_of_one_length_has_no_padding_to_select(dcp_size: int) -> None:
 def test_a_plan_names_its_padding_and_only_where_there_is_some() -> None:
     runs = [WidenedSlots(torch.tensor([4, 5, 6])), WidenedSlots(torch.tensor([8, 9]))]
     plan = plan_step(runs, 1, DcpLayout(2, 2, 2))
-    assert plan.shards[0].padding is not None
-    assert plan.shards[0].padding.tolist() == [3]
-    assert plan.shards[1].padding is None
+    assert plan.ranks[0].padding is not None
+    assert plan.ranks[0].padding.tolist() == [3]
+    assert plan.ranks[1].padding is None
 
 
 def test_more_than_one_rank_merges_by_the_steps_merge_and_one_rank_merges_nothing() -> None:

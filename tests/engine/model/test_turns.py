@@ -47,7 +47,7 @@ def test_the_ranks_side_by_side_are_as_wide_as_the_longest_of_them(new: int) -> 
     lay = DcpLayout(2, 6, 4, 3)
     for n in range(3, 24):
         plan = plan_step([WidenedSlots(torch.arange(12, 12 + n))], new, lay)
-        assert plan.visible.shape[-1] == max(shard.keys for shard in plan.shards)
+        assert plan.visible.shape[-1] == max(shard.keys for shard in plan.ranks)
 
 
 @pytest.mark.parametrize("kind", ["kimi-moe", "deepseek-v3"])

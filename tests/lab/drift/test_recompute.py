@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from kvlab.engine.model import ShardedModel
-from kvlab.engine.model import cells as cells_module
-from kvlab.engine.model.prefilled import Prefill, prefill_apart
+from kvlab.engine.model import backend as cells_module
+from kvlab.engine.model.handover import Prefill, prefill_apart
 from kvlab.index import WidenedSlots
 from kvlab.lab.drift import MARGIN, DriftStudy, Point, condition, default_prompts
 from kvlab.lab.drift.run import forced_run, reference_run

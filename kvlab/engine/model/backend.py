@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvlab.engine.model.prefilled import Prefill, Prefilled, prefill_apart
+from kvlab.engine.model.handover import Prefill, Prefilled, prefill_apart
+from kvlab.engine.model.pools import Snapshot, take_snapshot
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Greedy, Sampler
-from kvlab.engine.model.snapshot import Snapshot, take_snapshot
 from kvlab.errors import IndexSpaceError, PoolError, StudyError, WorkloadError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int
