@@ -28,7 +28,9 @@ def run(
         list[Path] | None,
         option("PATH...", "Notebooks, or folders of them (all)."),
     ] = None,
-    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    more: Annotated[
+        list[Path] | None, typer.Argument(hidden=True, metavar="--notebooks PATH")
+    ] = None,
     as_json: Annotated[
         bool, option(None, "Print the manifest on standard output.", "--json")
     ] = False,

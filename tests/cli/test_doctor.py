@@ -1,10 +1,7 @@
 """``kvlab doctor``: a line for everything, an answer on any machine, two exit codes."""
 
 import io
-import os
 import shutil
-import subprocess
-import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -164,37 +161,6 @@ def test_without_a_device_the_reason_is_told(
     (check,) = doctor.cuda()
     assert pd.Series([check.found]).str.contains(sentence).all()
     assert check.do is not None and check.do.startswith(do)
-
-
-@pytest.mark.parametrize(
-    ("says", "reason"),
-    [
-        ('raise OSError("libcuda.so.1: no such file")', "(OSError: libcuda.so.1: no such file)"),
-        ("", "(AttributeError: module 'triton' has no attribute '__version__')"),
-    ],
-)
-def test_a_triton_that_is_broken_in_any_way_leaves_torch_to_serve(
-    tmp_path: Path, says: str, reason: str
-) -> None:
-    (tmp_path / "triton").mkdir()
-    (tmp_path / "triton" / "__init__.py").write_text(says)
-    ask = (
-        "import torch; from kvlab.ops.backend import choose, status; "
-        "from kvlab.cli.doctor import triton; told = status(); "
-        "print(told.triton, told.backend_for('cuda'), choose(None, torch.ones(1)));"
-        "print(next(triton()).found)"
-    )
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-c", ask],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    served, found = done.stdout.splitlines()
-    assert served == "None torch torch"
-    assert found == f"torch serves every op: triton cannot be imported {reason}"
 
 
 def test_what_a_bare_machine_lacks_is_told_one_by_one(

@@ -11,9 +11,7 @@ from kvlab.lab.drift.defects import (
     INTERVAL,
     NAMES,
     PREFIX,
-    REFERENCE,
     Condition,
-    Defect,
     Point,
     condition,
     defect,
@@ -32,12 +30,11 @@ from kvlab.lab.drift.tables import (
     MARGIN,
     METRICS,
     UPSTREAM_TOLERANCE,
-    Metric,
     first_above,
     metric,
     repetition_rate,
 )
-from kvlab.lab.drift.verdicts import REPORTED, Answer, Verdict, answers, argument, verdicts
+from kvlab.lab.drift.verdicts import REPORTED, Verdict, answers, argument, verdicts
 
 __all__ = [
     "CONDITIONS",
@@ -48,15 +45,11 @@ __all__ = [
     "METRICS",
     "NAMES",
     "PREFIX",
-    "REFERENCE",
     "REPORTED",
     "SUMMARY",
     "UPSTREAM_TOLERANCE",
-    "Answer",
     "Condition",
-    "Defect",
     "DriftStudy",
-    "Metric",
     "Point",
     "Prompts",
     "Study",

@@ -134,12 +134,7 @@ class DriftStudy:
     ) -> Find:
         """The arrays of all runs, by view and point: the references first, then what needs them.
 
-        Args:
-            jobs: processes; None takes the cores of this machine.
-            keep: where finished runs are kept.
-            progress: called with (runs done, runs).
-
-        Errors: StudyError for jobs below 1 or a cache that cannot be written; as ``load_model``.
+        Arguments and errors as ``finished``; errors also as ``load_model``.
         """
         told = progress or (lambda done, total: None)
         alone = {x: Point(REFERENCE, 1, x) for x in self.dtypes}

@@ -186,9 +186,9 @@ def cut(values: NDArray[Any], lengths: Sequence[int]) -> tuple[NDArray[Any], ...
     return tuple(np.split(values, np.cumsum(np.asarray(lengths, np.int64))[:-1]))
 
 
-def tokens_of(values: NDArray[Any], lengths: Sequence[int]) -> list[list[int]]:
-    """``cut`` as lists: the tokens of each request."""
-    return [part.tolist() for part in cut(values, lengths)]
+def outputs_of(run: Values, lengths: Sequence[int]) -> list[list[int]]:
+    """The tokens of each request of a run or reference."""
+    return [part.tolist() for part in cut(run["token"], lengths)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,7 +364,7 @@ def assemble(
         key=lambda p: (TIMELINE.index(p.known.name), abs(p.dcp_size - 4), p.dtype != "float32"),
     )
     reference = find("forced", Point(REFERENCE, 1, shown.dtype))
-    outputs = tokens_of(reference["token"], reference["length"])
+    outputs = outputs_of(reference, reference["length"])
     events = [(e.step, e.kind, e.rid, e.tokens) for e in data[shown].events]
     timeline = {name: x for name, x in shown.key.items() if name != "defect"}
     return Study(
@@ -392,8 +392,8 @@ def run_data(find: Find, point: Point, prompts: Prompts) -> RunData:
         cut(signed, lengths),
         cut(run["kl"].astype(np.float64), lengths),
         cut(run["rank"].astype(np.int64), lengths),
-        tokens_of(find("free", point)["token"], lengths),
-        tokens_of(find("free", alone)["token"], lengths),
+        outputs_of(find("free", point), lengths),
+        outputs_of(find("free", alone), lengths),
         events_of(run["events"]),
         (int(run["restores"][0]), int(run["restores"][1])),
     )

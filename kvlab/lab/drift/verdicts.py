@@ -9,9 +9,8 @@ The question, *reported* and never measured by us: under forced retraction about
 requests fall into repetition, at DCP 1 as well. Which defect can do that? The rules, applied to the
 rows of c = 1:
 
-    cannot        all logprobs are those of the run with the fix, bit for bit: no act at c = 1
-    cannot        no restored request leaves the floor: it does no more than rounding
-    cannot        it touches so few of them that 4 of 48 is out of reach, even by chance
+    cannot        all logprobs are those of the run with the fix, bit for bit; or no restored
+                  request leaves the floor; or so few do that 4 of 48 is out of reach, by chance too
     too many      whoever is touched repeats, and that is more than the report's share can be
     not excluded  all others: a tiny model that draws its tokens falls into loops less, or more,
                   easily than a large one; the shares and their intervals are given, not judged
@@ -40,8 +39,6 @@ RECOMPUTE = (
 )
 #: *Reported* with the fix's branch; no public thread shows it.
 REPORTED = (4, 48)
-#: Of Wilson's 95 % interval.
-Z = 1.96
 #: From which share on of those that are touched repetition is no matter of chance.
 SURE = 0.9
 UNKNOWN = (
@@ -219,9 +216,8 @@ def answers(summary: pd.DataFrame) -> list[Answer]:
 def _judged(row: Any) -> tuple[Judgement, str]:
     """The rules of the module, in their order."""
     least, most = interval(*REPORTED)
-    n, touched, repeating = (
-        row[name] for name in ("restored_requests", "drifting_restored", "repeating_restored")
-    )
+    n, touched = row["restored_requests"], row["drifting_restored"]
+    repeating = row["repeating_restored"]
     if n == 0 or pd.isna(repeating):
         return "not measured", "no request was restored, or no free-running view"
     if row["max_from_fixed"] == 0 and row["nan_tokens"] == 0:
@@ -230,16 +226,11 @@ def _judged(row: Any) -> tuple[Judgement, str]:
         return "cannot", f"none of {n} restored requests leaves the floor"
     by_chance = interval(touched, n)[1]
     if by_chance < least:
-        return (
-            "cannot",
-            f"it touches {touched} of {n} restored requests only, at most {by_chance:.0%} by "
-            f"chance",
-        )
+        few = f"it touches {touched} of {n} restored requests only"
+        return "cannot", f"{few}, at most {by_chance:.0%} by chance"
     low, high = interval(repeating, n)
-    share = (
-        f"{repeating:.0f} of {n} restored requests repeat ({low:.0%} to {high:.0%}), {touched} "
-        f"drift"
-    )
+    share = f"{repeating:.0f} of {n} restored requests repeat ({low:.0%} to {high:.0%})"
+    share += f", {touched} drift"
     if low > most and repeating >= SURE * touched:
         return "too many", f"{share}: nearly all that are touched"
     return "not excluded", share
@@ -249,9 +240,10 @@ def interval(hits: float, of: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share. (0, 1) of nothing."""
     if of == 0:
         return 0.0, 1.0
-    share, z2 = hits / of, Z * Z / of
+    z = 1.96
+    share, z2 = hits / of, z * z / of
     middle = (share + z2 / 2) / (1 + z2)
-    half = Z * math.sqrt(share * (1 - share) / of + z2 / (4 * of)) / (1 + z2)
+    half = z * math.sqrt(share * (1 - share) / of + z2 / (4 * of)) / (1 + z2)
     # Rounding must not push an end past the share itself.
     return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
@@ -279,7 +271,10 @@ def argument(summary: pd.DataFrame) -> list[str]:
     ):
         group = [a for a in given if a.judgement == judgement]
         if group:
-            each = "; ".join(f"{_named(a.defect)}: {a.why}" for a in group)
+            each = "; ".join(
+                f"{a.defect.title}{' (hypothetical)' * a.defect.hypothetical}: {a.why}"
+                for a in group
+            )
             lines.append(f"{says} ({len(group)}). {each}.")
     open_ = [a.defect for a in given if a.judgement == "not excluded"]
     if open_:
@@ -294,27 +289,22 @@ def argument(summary: pd.DataFrame) -> list[str]:
     return [line for line in lines if line]
 
 
-def _named(found: Defect) -> str:
-    return found.title + (" (hypothetical)" if found.hypothetical else "")
-
-
 def _base_rate(summary: pd.DataFrame) -> str:
     """How much the right code diverges and repeats, by batch noise alone."""
     rows = summary[(summary["condition"] == "forced_fixed") & summary["diverged_requests"].notna()]
-    worst = rows.groupby("dtype", sort=False)[
-        ["requests", "diverged_requests", "repeating_requests"]
-    ].max()
+    columns = ["requests", "diverged_requests", "repeating_requests"]
+    worst = rows.groupby("dtype", sort=False)[columns].max()
+    if not len(worst):
+        return ""
     parts = [
         f"{diverged:.0f} of {requests:.0f} requests in {dtype} say something else than the "
         f"reference and {repeating:.0f} repeat more"
         for dtype, requests, diverged, repeating in worst.itertuples()
     ]
-    if not parts:
-        return ""
-    so = (
-        "Rounding alone changes what is drawn, so a request that says something else is no proof "
-        "of a defect."
-        if worst["diverged_requests"].gt(0).any()
-        else "Rounding alone changed no token that was drawn here; on longer outputs it may."
-    )
+    so = "Rounding alone changed no token that was drawn here; on longer outputs it may."
+    if worst["diverged_requests"].gt(0).any():
+        so = (
+            "Rounding alone changes what is drawn, so a request that says something else is no "
+            "proof of a defect."
+        )
     return f"The base rate, with the fix and at the worst c: {'; '.join(parts)}. {so}"
