@@ -22,10 +22,8 @@ _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 def merge_stacked(out: Tensor, lse: Tensor, *, backend: Backend | None = None) -> Partial:
     """As ``kvlab.attn.merge_stacked``: ``out`` ``(c, ..., d)``, ``lse`` ``(c, ...)`` in nats.
 
-    Computed in float32. Other dtypes than float32,
-    bfloat16 and float16 (float64, fp8), and tensors whose gradient is wanted, are merged by torch
-    whatever the backend. Cost of the twin: c partials read, one written. Errors: as the reference;
-    BackendError.
+    float64, fp8, and tensors whose gradient is wanted are merged by torch whatever the backend.
+    Cost of the twin: c partials read, one written. Errors: as the reference; BackendError.
     """
     served = out.dtype in _TAKEN and lse.dtype in _TAKEN
     graded = torch.is_grad_enabled() and (out.requires_grad or lse.requires_grad)
@@ -38,10 +36,6 @@ def merge_stacked(out: Tensor, lse: Tensor, *, backend: Backend | None = None) -
 
 
 def merge_partials(partials: Sequence[Partial], *, backend: Backend | None = None) -> Partial:
-    """As ``kvlab.attn.merge_partials``: of a list of partials, one a rank, which are stacked first.
-
-    Ranks whose partials are stacked already save that copy with ``merge_stacked``. Errors: as the
-    reference; BackendError.
-    """
+    """As ``kvlab.attn.merge_partials``: partials, one a rank, are stacked first (a copy)."""
     out, lse = attn.stack_partials(partials)
     return merge_stacked(out, lse, backend=backend)

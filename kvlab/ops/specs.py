@@ -1,13 +1,13 @@
 """What binds a twin to its reference: one spec an op, which tests and the benchmark walk through.
 
-A new op gets a spec here, and with it its tests. Sizes are small, so that Triton's interpreter goes
-through them in seconds, and odd: none, one, one past a block, words of every width, ranges that
-begin in the middle. Inputs are made on the host from a seed and moved, so that a device gets the
-numbers that the CPU gets: shuffled pages, holes, garbage where an op must write.
+A new op gets a spec here, and sizes in ``tests/ops/sizes.py``. Inputs are made on the host from a
+seed and moved, so that a device gets the numbers that the CPU gets: shuffled pages, holes, garbage
+where an op must write.
 
-Worked example, of the spec of ``gather_rows``:
+Worked example, of the spec of ``remap_topk``:
 
-    inputs = spec.make_inputs(spec.sizes[0], seed=1, device="cpu")
+    sizes = {"lists": 3, "k": 37, "dcp_size": 2, "dcp_rank": 1}
+    inputs = spec.make_inputs(sizes, seed=1, device="cpu")
     outputs = spec.run(inputs, "torch")  # what the op returns, then what it wrote to
     spec.bytes_moved(inputs)             # the least that any implementation must move
 """
@@ -15,7 +15,6 @@ Worked example, of the spec of ``gather_rows``:
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -42,7 +41,6 @@ class OpSpec:
     Args:
         op: the entry, ``op(**inputs, backend=...)``; its name is the spec's.
         axes: each size in words, with its unit.
-        sizes: what the tests go through, odd and empty ones among them.
         make: the arguments of ``op``, of sizes and chance; outputs among them hold garbage that the
             op must replace.
         bytes_moved: bytes that any implementation must read or write for these inputs.
@@ -53,7 +51,6 @@ class OpSpec:
 
     op: Callable[..., Any]
     axes: Mapping[str, str]
-    sizes: tuple[Sizes, ...]
     make: Maker
     bytes_moved: Callable[[Inputs], int]
     changes: tuple[str, ...] = ()
@@ -191,27 +188,11 @@ def _ids_with_holes(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
     return torch.where(torch.rand(shape, generator=chance) < 0.125, -1, ids)
 
 
-def _table(names: str, *rows: tuple[int | str, ...]) -> tuple[Sizes, ...]:
-    return tuple(dict(zip(names.split(), row, strict=True)) for row in rows)
-
-
 _RANKS = {
     "dcp_size": "ranks that share one request's KV (c)",
     "dcp_rank": "the rank that asks, 0 .. c-1",
 }
 _TURN = {**_RANKS, "interleave": "consecutive slots that one rank stores (I)"}
-# Every c of 1 .. 8 with interleaves, first or last rank in turn.
-_TURNS = [
-    {"dcp_size": c, "dcp_rank": (c - 1) * (which % 2), "interleave": interleave}
-    for c in range(1, 9)
-    for which, interleave in enumerate((1, 2, 5))
-]
-# Starts in every phase, lengths on both sides of a block.
-_RUNS = [
-    {**turn, "start": start, "n": n}
-    for at, turn in enumerate(_TURNS)
-    for start, n in ((0, 1025), (at + 1, 37 + at), (7 * at + 2**40, 1 + at % 3))
-]
 _ROW_AXES = {
     "layers": "layers of the buffer",
     "rows": "rows of the request on this rank",
@@ -222,75 +203,28 @@ _ROW_AXES = {
     "shuffled": "1: rows in any order, 0: whole pages in order",
     "skip": "flat rows left out at either end",
 }
-_COPIES = _table(
-    " ".join(_ROW_AXES),
-    (1, 0, 8, "bfloat16", 1, 4, 0, 0),
-    (1, 1, 1, "uint8", 1, 1, 0, 0),
-    (3, 64, 576, "bfloat16", 16, 64, 0, 0),
-    (3, 64, 576, "bfloat16", 16, 32, 1, 0),
-    (2, 71, 576, "bfloat16", 64, 64, 0, 5),
-    (2, 33, 656, "uint8", 8, 16, 0, 30),
-    (3, 29, 7, "bfloat16", 3, 6, 0, 11),
-    (2, 29, 7, "uint8", 3, 9, 1, 1),
-    (4, 13, 3, "float32", 1, 5, 1, 20),
-    (2, 9, 1200, "float32", 4, 8, 0, 2),
-    (5, 17, 2, "bfloat16", 2, 100, 0, 8),
-)
-_WRITES = _table(
-    "n d1 d2 dtype bad",
-    (37, 512, 64, "bfloat16", 2),
-    (9, 512, 64, "bfloat16", 0),
-    (70, 7, 2, "uint8", 3),
-    (0, 8, 4, "bfloat16", 0),
-    (1, 5, 3, "float32", 0),
-    (11, 656, 0, "uint8", 0),
-    (11, 3, 1, "bfloat16", 1),
-)
-_MERGES = _table(
-    "dcp_size queries heads d dtype",
-    *((c, 3, 5, 64, ("float32", "bfloat16", "float16")[c % 3]) for c in range(1, 9)),
-    (4, 0, 16, 64, "bfloat16"),
-    (8, 1, 1, 1, "float32"),
-    (3, 2, 7, 129, "float32"),
-    (8, 2, 16, 512, "bfloat16"),
-    (2, 1, 3, 700, "float32"),
-    (2, 2, 3, 0, "float32"),
-)
-
 SPECS: tuple[OpSpec, ...] = (
     OpSpec(
         localize_run,
         {"n": "ids, one a position", "start": "position of the first id", **_TURN},
-        (*_RUNS, {**_TURNS[4], "start": 3, "n": 0}),
         _run_inputs,
         _run_bytes,
     ),
     OpSpec(
         localize_fixed_shape,
         {"n": "ids, in any order", **_TURN, "hole": "what stands for an id of another rank"},
-        tuple(
-            {**turn, "n": n, "hole": -(at % 2)}
-            for at, turn in enumerate(_TURNS)
-            for n in (at * 50, 1)
-        ),
         _fixed_inputs,
         lambda inputs: 2 * nbytes(inputs["ids"]),
     ),
     OpSpec(
         remap_topk,
         {"lists": "lists, one a query", "k": "ids of a list", **_TURN},
-        tuple(
-            {**turn, "lists": lists, "k": k + at}
-            for at, turn in enumerate(_TURNS)
-            for lists, k in ((3, 37), (0, 5), (2, 4097))
-        ),
         _topk_inputs,
         lambda inputs: 2 * nbytes(inputs["topk"]),
     ),
     OpSpec(
         gather_rows,
         _ROW_AXES,
-        _COPIES,
         partial(_rows_inputs, flat="out"),
         lambda inputs: 2 * nbytes(inputs["out"]),
         ("out", "sums"),
@@ -298,7 +232,6 @@ SPECS: tuple[OpSpec, ...] = (
     OpSpec(
         scatter_rows,
         _ROW_AXES,
-        _COPIES,
         partial(_rows_inputs, flat="source"),
         lambda inputs: 2 * nbytes(inputs["source"]),
         ("buffer", "sums"),
@@ -313,7 +246,6 @@ SPECS: tuple[OpSpec, ...] = (
             "dtype": "type of the buffer",
             "bad": "ids that are out of bounds",
         },
-        tuple({**turn, **write} for turn, write in zip(_TURNS, cycle(_WRITES), strict=False)),
         _write_inputs,
         _write_bytes,
         ("layer",),
@@ -327,7 +259,6 @@ SPECS: tuple[OpSpec, ...] = (
             "d": "elements of an output",
             "dtype": "type of the outputs; lse is float32",
         },
-        _MERGES,
         _merge_inputs,
         _merge_bytes,
         tolerance=1e-5,

@@ -7,18 +7,14 @@ and SGLang's kv-shard placement's; with interleave 1 all of them are SGLang's ru
 import pytest
 import torch
 
-from kvlab.errors import IndexSpaceError
 from kvlab.index import (
     DcpLayout,
     RawUse,
     Shard,
     WidenedSlots,
-    get_dcp_chunk_lens,
     get_dcp_lens,
     localize,
     localize_fixed_shape,
-    localize_masked,
-    localize_strided,
     owner_of,
     raw_use_census,
     raw_use_of_page,
@@ -80,66 +76,6 @@ def test_the_derived_table_of_raw_use(
     assert kinds == sorted(kinds, key=["silent", "straddling", "out_of_range"].index)
     # In order: the lowest pages are silent. Counted, they are the census.
     assert tuple(map(kinds.count, ("silent", "straddling", "out_of_range"))) == use
-
-
-def test_mode_a_two_ragged_runs_joined_lose_a_row_of_one_rank_to_another() -> None:
-    joined = ids([8, 9, 10, 11, 12, 16, 17, 18, 19, 20])
-    assert localize_masked(joined, Shard(4, 0)).tolist() == [2, 3, 4, 5]
-    assert localize_strided(joined, Shard(4, 0), check=False).tolist() == [2, 3, 4]
-    assert localize_masked(joined, Shard(4, 1)).tolist() == [2, 4]
-    assert localize_strided(joined, Shard(4, 1), check=False).tolist() == [2, 4, 5]
-    with pytest.raises(IndexSpaceError, match=r"slot 16 at index 5 has owner 0, position 5 has 1"):
-        localize_strided(joined, Shard(4, 0))
-    layout = DcpLayout(4, page_size=2, num_pages=2)
-    rows = [localize(WidenedSlots(joined), layout, r).ids.tolist() for r in range(4)]
-    assert rows == [[2, 3, 4, 5], [2, 4], [2, 4], [2, 4]]
-
-
-def test_mode_b_a_run_from_the_middle_of_a_page_needs_its_start() -> None:
-    run = torch.arange(5, 12)
-    assert localize_masked(run, Shard(4, 0)).tolist() == [2]
-    assert localize_strided(run, Shard(4, 0), check=False).tolist() == [1, 2]
-    assert localize_strided(run, Shard(4, 0), start=5).tolist() == [2]
-    with pytest.raises(IndexSpaceError, match=r"slot 5 at index 0 has owner 1, position 0 has 0"):
-        localize_strided(run, Shard(4, 0))
-
-
-def test_mode_c_localizing_after_chunking_needs_the_start_of_each_chunk() -> None:
-    slots, layout = WidenedSlots(torch.arange(4, 16)), DcpLayout(4, 1, 3)
-    bare = [localize_strided(p, Shard(4, 1), check=False) for p in torch.arange(12).chunk(4)]
-    assert torch.cat(bare).tolist() == [0, 1, 1, 2]
-    chunks = [localize(slots.chunk(at, at + 3), layout, 1) for at in range(0, 12, 3)]
-    assert torch.cat([rows.ids for rows in chunks]).tolist() == [1, 2, 3]
-    with pytest.raises(IndexSpaceError, match="slot and position must agree"):
-        localize_strided(torch.arange(3, 6), Shard(4, 1))
-
-
-def test_mode_d_rows_localized_again_are_one_in_c() -> None:
-    assert localize_masked(torch.arange(8), Shard(4, 1)).tolist() == [0, 1]
-    rows = localize(WidenedSlots(torch.arange(4, 36)), DcpLayout(4, 1, 8), 1)
-    assert rows.ids.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    with pytest.raises(IndexSpaceError, match="would keep 2 of 8 rows"):
-        localize_masked(rows, Shard(4, 1))  # type: ignore[arg-type]
-
-
-def test_a_short_prompt_leaves_shards_empty() -> None:
-    assert [int(get_dcp_lens(ids([3]), Shard(8, r))) for r in range(8)] == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert [int(get_dcp_lens(ids([3]), Shard(2, r, 4))) for r in (0, 1)] == [3, 0]
-
-
-def test_chunks_that_are_no_multiple_of_a_turn_load_the_ranks_unevenly() -> None:
-    assert get_dcp_chunk_lens(24, 12, 2, interleave=4).tolist() == [[8, 4], [4, 8]]
-    assert get_dcp_chunk_lens(24, 8, 2, interleave=4).tolist() == [[4, 4], [4, 4], [4, 4]]
-
-
-def test_lengths_do_not_shrink_evenly_when_tokens_are_rejected() -> None:
-    lens = {n: [int(get_dcp_lens(ids([n]), Shard(2, r))) for r in (0, 1)] for n in (7, 6, 5)}
-    assert lens == {7: [4, 3], 6: [3, 3], 5: [3, 2]}
-
-
-def test_a_round_robin_ledger_of_800_tokens_is_even() -> None:
-    lens = [int(get_dcp_lens(ids([800]), Shard(4, r, 100))) for r in range(4)]
-    assert lens == [200] * 4
 
 
 def test_a_sentinel_is_tested_before_it_is_divided() -> None:

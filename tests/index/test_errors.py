@@ -29,9 +29,6 @@ Row = tuple[Call, type[KvlabError], str]
 TABLE: dict[str, Row] = {
     # Sizes of a layout.
     "no rank": (lambda: Layout(0, 2, 2), LayoutError, r"dcp_size must be at least 1: .*dcp_size=0"),
-    "no page": (lambda: Layout(2, 2, 0), LayoutError, r"num_pages must be at least 1: .*_pages=0"),
-    "no row": (lambda: Layout(2, 0, 2), LayoutError, r"page_size must be at least 1: .*_size=0"),
-    "no turn": (lambda: Layout(2, 2, 2, 0), LayoutError, r"interleave must be at least 1: .*=0"),
     "turn of half a page": (
         lambda: Layout(2, 64, 2, interleave=48),
         LayoutError,
@@ -64,25 +61,21 @@ TABLE: dict[str, Row] = {
         IndexSpaceError,
         r"widened slot must lie in \[0, 33024\): got 33024 \(num_pages=128, W=256\)",
     ),
-    "a negative slot": (lambda: WIDE.row(-1), IndexSpaceError, r"in \[0, 33024\): got -1"),
     "a slot of half a token": (
         lambda: WIDE.owner(4.0),
         IndexSpaceError,
         r"widened slot must be an int: got 4\.0 \(float\); pass a whole number",
     ),
-    "a slot that is a bool": (lambda: WIDE.owner(True), IndexSpaceError, r"got True \(bool\)"),
     "a slot given for a row": (
         lambda: WIDE.slot(0, 8256),
         IndexSpaceError,
         r"row must lie in \[0, 8256\): got row 8256; 33024 is the bound of a widened slot",
     ),
-    "a row that is a float": (lambda: WIDE.slot(0, 1.5), IndexSpaceError, r"row must be an int"),
     "a rank past the layout": (
         lambda: WIDE.slot(4, 64),
         LayoutError,
         r"rank must lie in \[0, 4\): got rank=4 with dcp_size=4; ranks are numbered from 0",
     ),
-    "a negative rank": (lambda: WIDE.slot(-1, 64), LayoutError, r"rank must be at least 0"),
     "a negative count": (lambda: WIDE.pages_for(-1), LayoutError, r"tokens must be at least 0"),
     # Runs and their rows.
     "a negative start": (
@@ -90,30 +83,15 @@ TABLE: dict[str, Row] = {
         IndexSpaceError,
         r"start must be the position of the first id, a Python int in \[0, 2\*\*63\): got -1 \(int",
     ),
-    "a start that is a bool": (
-        lambda: index.WidenedSlots(ids([4]), start=True),
-        IndexSpaceError,
-        r"got True \(bool\)",
-    ),
     "a start past int64": (
         lambda: index.WidenedSlots(ids([4]), start=2**63),
         IndexSpaceError,
         r"got 9223372036854775808 \(int\)",
     ),
-    "a start of NumPy": (
-        lambda: index.WidenedSlots(ids([4]), start=np.int64(3)),
-        IndexSpaceError,
-        r"got np\.int64\(3\) \(int64\)",
-    ),
     "a chunk past the run": (
         lambda: index.WidenedSlots(ids([4, 5])).chunk(1, 3),
         IndexSpaceError,
         r"a chunk must lie inside the run: got \[1, 3\) of \[0, 2\)",
-    ),
-    "a chunk that ends before it begins": (
-        lambda: index.WidenedSlots(ids([4, 5])).chunk(2, 1),
-        IndexSpaceError,
-        r"got \[2, 1\) of \[0, 2\)",
     ),
     "a slot of the padding page": (
         lambda: index.localize(index.WidenedSlots(ids([4, 5, 2])), LAYOUT, 0),
@@ -131,35 +109,15 @@ TABLE: dict[str, Row] = {
         IndexSpaceError,
         r"a slot must be at least 0: got -1 at index 1; -1 marks a hole .* use localize_fixed",
     ),
-    "a hole where one rank holds all": (
-        lambda: index.localize(index.WidenedSlots(HOLE), Layout(1, 2, 4), 0),
-        IndexSpaceError,
-        r"a slot must be at least 0: got -1 at index 1",
-    ),
-    "localize on no such rank": (
-        lambda: index.localize(index.WidenedSlots(ids([4])), LAYOUT, 2),
-        LayoutError,
-        r"rank must lie in \[0, 2\): got rank=2",
-    ),
     "a slot declared to be a row": (
         lambda: index.PhysicalRows.assume_physical(ids([4, 10]), LAYOUT, 0),
         IndexSpaceError,
         r"row must lie in \[0, 10\): got 10 at index 1; 1 of 2 ids are outside; a widened slot mu",
     ),
-    "a row assumed on no such rank": (
-        lambda: index.PhysicalRows.assume_physical(ids([4]), LAYOUT, 2),
-        LayoutError,
-        r"rank must lie in \[0, 2\)",
-    ),
     "a hole in the mask": (
         lambda: index.localize_masked(HOLE, Shard(2, 0)),
         IndexSpaceError,
         r"got -1 at index 1; -1 marks a hole and would look owned by the last rank",
-    ),
-    "a hole in the stride": (
-        lambda: index.localize_strided(HOLE, Shard(2, 0)),
-        IndexSpaceError,
-        r"got -1 at index 1",
     ),
     "a run with a start that is not its own": (
         lambda: index.localize_strided(ids([5, 6, 7]), Shard(2, 0)),
@@ -177,47 +135,22 @@ TABLE: dict[str, Row] = {
         LayoutError,
         r"start must be at least 0: the position of ids\[0\]; got start=-1",
     ),
-    "a start of the check that is no int": (
-        lambda: index.run_is_aligned(ids([5]), 2, 1.0),
-        LayoutError,
-        r"start must be an int",
-    ),
     "a turn past int64": (
         lambda: index.owner_of(ids([1]), 2**40, 2**40),
         LayoutError,
         r"dcp_size \* interleave must fit int64",
     ),
     # Fixed shape.
-    "no ranks to write on": (
-        lambda: index.remap_dcp_write_locations_fixed_shape(ids([1]), Shard(0, 0)),
-        LayoutError,
-        r"dcp_size must be at least 1",
-    ),
-    "a rank past the write": (
-        lambda: index.remap_dcp_write_locations_fixed_shape(ids([1]), Shard(2, 2)),
-        LayoutError,
-        r"rank must lie in \[0, 2\): got rank=2",
-    ),
     "a hole that is a float": (
         lambda: index.localize_fixed_shape(ids([1]), Shard(2, 0), hole=-1.0),
         LayoutError,
         r"hole must be an int: .* got -1\.0 \(float\)",
-    ),
-    "a hole to write into": (
-        lambda: index.plan_dcp_owner_write(HOLE, Shard(2, 0)),
-        IndexSpaceError,
-        r"got -1 at index 1; -1 marks a hole",
     ),
     # Lengths.
     "a negative length": (
         lambda: index.get_dcp_lens(ids([3, -2]), Shard(2, 0)),
         LayoutError,
         r"lens must be at least 0: got -2 at index 1; a token count has no sign",
-    ),
-    "a negative length of one rank": (
-        lambda: index.get_dcp_lens(ids([-2]), Shard(1, 0)),
-        LayoutError,
-        r"lens must be at least 0: got -2 at index 0",
     ),
     "a negative first position": (
         lambda: index.get_dcp_lens(ids([3, 3]), Shard(2, 0), ids([0, -1])),
@@ -244,11 +177,6 @@ TABLE: dict[str, Row] = {
         LayoutError,
         r"start must have the shape of lens, or broadcast to it: got start \(2,\), lens \(1,\)",
     ),
-    "starts with an axis more": (
-        lambda: index.get_dcp_lens(ids([3])[0], Shard(2, 0), ids([1])),
-        LayoutError,
-        r"got start \(1,\), lens \(\)",
-    ),
     "a run whose end exceeds int64": (
         lambda: index.get_dcp_lens(ids([2**62]), Shard(2, 0), ids([2**62])),
         LayoutError,
@@ -259,26 +187,11 @@ TABLE: dict[str, Row] = {
         LayoutError,
         r"chunk_tokens must be at least 1",
     ),
-    "chunks of a negative length": (
-        lambda: index.get_dcp_chunk_lens(-5, 2, 2),
-        LayoutError,
-        r"tokens must be at least 0: a token count; got tokens=-5",
-    ),
-    "chunks on no ranks": (
-        lambda: index.get_dcp_chunk_lens(5, 2, 0),
-        LayoutError,
-        r"dcp_size must be at least 1",
-    ),
     # Frees, capacity, raw use.
     "a range backwards": (
         lambda: index.merge_touching([(4, 8), (9, 5)]),
         IndexSpaceError,
         r"a range must be \[begin, end\) with 0 <= begin <= end: got \[9, 5\)",
-    ),
-    "a range below zero": (
-        lambda: index.merge_touching([(-4, 8)]),
-        IndexSpaceError,
-        r"got \[-4, 8\)",
     ),
     "a range of half tokens": (
         lambda: index.merge_touching([(0, 8.0)]),
@@ -311,11 +224,6 @@ TABLE: dict[str, Row] = {
         IndexSpaceError,
         r"page must lie in \[1, 4\]: got 0; page 0 is the padding page",
     ),
-    "a page past the pool": (
-        lambda: index.raw_use_of_page(LAYOUT, 5),
-        IndexSpaceError,
-        r"page must lie in \[1, 4\]: got 5",
-    ),
     # Budgets.
     # Filters and tables.
     "a start without a length": (
@@ -328,22 +236,12 @@ TABLE: dict[str, Row] = {
         LayoutError,
         r"add up to the ids: got sum 9 of \[1, 1, 1, 1, 1, 1, 1, 1\]\.\.\. for 2 ids",
     ),
-    "lengths that add up by a negative one": (
-        lambda: index.filter_dcp_local_chunk_kv_indices(ids([4, 5]), [0, 0], [3, -1], Shard(2, 0)),
-        LayoutError,
-        r"lens must be at least 0 and add up to the ids: got sum 2 of \[3, -1\] for 2 ids",
-    ),
     "a run out of phase": (
         lambda: index.filter_dcp_local_chunk_kv_indices(
             ids([4, 5, 8]), [0, 1], [2, 1], Shard(2, 0)
         ),
         IndexSpaceError,
         r"slot 8 at index 0 has owner 0, position 1 has 1; the run is not one run from position 1",
-    ),
-    "a run before position 0": (
-        lambda: index.filter_dcp_local_chunk_kv_indices(ids([4]), [-2], [1], Shard(2, 0)),
-        LayoutError,
-        r"start must be at least 0",
     ),
     "a joined run by its upstream name": (
         lambda: index.maybe_dcp_kernel_indices(ids([8, 12]), Shard(2, 0)),
@@ -360,20 +258,10 @@ TABLE: dict[str, Row] = {
         LayoutError,
         r"page_size must be at least 1: rows of one page in one rank's buffer; got page_size=0",
     ),
-    "a table on no ranks": (
-        lambda: index.dcp_local_kv_block_table(ids([8])[None], 2, 0),
-        LayoutError,
-        r"dcp_size must be at least 1",
-    ),
     "more tokens than the table": (
         lambda: index.slots_of_blocks(ids([5, 2]), 8, 17),
         LayoutError,
         r"tokens must fit the table: got 17 for 2 blocks of 8",
-    ),
-    "fewer tokens than none": (
-        lambda: index.slots_of_blocks(ids([5, 2]), 8, -1),
-        LayoutError,
-        r"tokens must be at least 0",
     ),
     "a hole that holds tokens": (
         lambda: index.slots_of_blocks(ids([5, -1]), 8, 9),
@@ -397,11 +285,6 @@ TABLE: dict[str, Row] = {
         IndexSpaceError,
         r"got -1 at index 0",
     ),
-    "a move into a hole": (
-        lambda: index.localize_move(ids([-1]), ids([5]), Shard(2, 0)),
-        IndexSpaceError,
-        r"got -1 at index 0",
-    ),
     "a virtual page past the table": (
         lambda: index.localize_virtual(ids([4, 12]), ids([0, 2, 1]), 2, Shard(2, 0)),
         IndexSpaceError,
@@ -416,11 +299,6 @@ TABLE: dict[str, Row] = {
         lambda: index.look_up_rows(ids([3]), ids([0, 2**62]), 2),
         IndexSpaceError,
         r"physical page must lie in \[0, 4611686018427387904\): got 4611686018427387904 at",
-    ),
-    "a virtual page of nothing": (
-        lambda: index.look_up_rows(ids([2]), ids([0, 1]), 0),
-        LayoutError,
-        r"page_size must be at least 1",
     ),
 }
 

@@ -40,15 +40,6 @@ def test_the_chunk_filter_is_the_mask_of_each_run(drawn: list[Run], c: int) -> N
         assert kept.tolist() == [v for v in joined if v % c == rank]
 
 
-@given(runs())
-@settings(max_examples=100)
-def test_filtering_first_and_dividing_later_is_localizing(run: Run) -> None:
-    slots, start, c, _ = run
-    for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(ids(slots), [start], [len(slots)], Shard(c, rank))
-        assert torch.equal(kept // c, localize_masked(ids(slots), Shard(c, rank)))
-
-
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6, unique=True), st.data())
 @settings(max_examples=100)
 def test_block_tables_name_the_pages_that_localization_reads(
@@ -69,13 +60,6 @@ def test_block_tables_name_the_pages_that_localization_reads(
     indexer = dcp_local_kv_block_table(slots[None], page, 1)  # replicated: every slot on every rank
     at = torch.arange(tokens)
     assert torch.equal(indexer[0, at // page] * page + at % page, slots)
-
-
-@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 0)])
-def test_tables_without_rows_or_columns_have_no_pages(shape: tuple[int, int]) -> None:
-    table = torch.zeros(shape, dtype=torch.int32)
-    assert dcp_local_kv_block_table(table, 2, 2).shape == (shape[0], shape[1] // 4)
-    assert dcp_local_kv_block_table(table, 2, 1).dtype == torch.int64
 
 
 @given(

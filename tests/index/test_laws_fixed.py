@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from kvlab.index import (
     Shard,
     localize_fixed_shape,
-    localize_masked,
     owned_elements,
     plan_dcp_owner_write,
     remap_dcp_local_topk_indices,
@@ -32,20 +31,6 @@ def test_an_owned_id_becomes_its_row_and_all_else_a_hole(
         assert localize_fixed_shape(ids(slots), Shard(c, rank, turn), hole=0).tolist() == [
             max(row, 0) for row in want
         ]
-
-
-@given(with_holes, sizes)
-@settings(max_examples=100)
-def test_each_id_has_a_row_on_one_rank_and_a_hole_has_none(slots: list[int], c: int) -> None:
-    found = torch.stack([localize_fixed_shape(ids(slots), Shard(c, rank)) for rank in range(c)])
-    assert (found >= 0).sum(0).tolist() == [int(v >= 0) for v in slots]
-
-
-@given(st.lists(st.integers(0, 900), max_size=40), sizes)
-def test_without_its_holes_the_fixed_shape_is_the_mask(slots: list[int], c: int) -> None:
-    for rank in range(c):
-        rows = localize_fixed_shape(ids(slots), Shard(c, rank))
-        assert torch.equal(rows[rows >= 0], localize_masked(ids(slots), Shard(c, rank)))
 
 
 @given(st.lists(st.integers(1, 900), max_size=40), sizes)

@@ -1,6 +1,5 @@
 """Laws of the layout: two spaces, one map between them, and its inverse."""
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -86,13 +85,6 @@ def test_pages_for_is_the_fewest_pages_with_room(layout: DcpLayout, tokens: int)
     assert (pages - 1) * layout.widened_page_size < tokens or pages == 0
 
 
-def test_a_layout_of_one_rank_is_the_identity() -> None:
-    layout = DcpLayout(1, page_size=4, num_pages=3)
-    assert [layout.row(v) for v in range(16)] == list(range(16))
-    assert {layout.owner(v) for v in range(16)} == {0}
-    assert layout.slot_end == layout.row_end
-
-
 def test_one_id_may_come_from_numpy_or_a_tensor_and_leaves_as_an_int() -> None:
     layout = DcpLayout(2, page_size=2, num_pages=2)
     numpy_id = torch.tensor([9]).numpy()[0]
@@ -100,14 +92,6 @@ def test_one_id_may_come_from_numpy_or_a_tensor_and_leaves_as_an_int() -> None:
         assert (layout.owner(slot), layout.row(slot)) == (1, 4)  # type: ignore[arg-type]
         assert type(layout.owner(slot)) is type(layout.row(slot)) is int  # type: ignore[arg-type]
     assert type(layout.slot(1, numpy_id - 4)) is int
-
-
-def test_a_layout_is_frozen_and_equal_by_value() -> None:
-    layout = DcpLayout(2, 2, 2)
-    assert layout == DcpLayout(2, 2, 2, interleave=1)
-    assert hash(layout) == hash(DcpLayout(2, 2, 2))
-    with pytest.raises(AttributeError):
-        layout.dcp_size = 4  # type: ignore[misc]
 
 
 def test_the_largest_layout_still_names_its_last_slot() -> None:

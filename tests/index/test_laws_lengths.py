@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.index import DcpLayout, Shard, get_dcp_chunk_lens, get_dcp_lens
+from kvlab.index import Shard, get_dcp_chunk_lens, get_dcp_lens
 
 from . import oracle
 from .oracle import SIZES, ids
@@ -24,34 +24,6 @@ def test_each_rank_holds_the_positions_that_are_its_own(
     for rank, part in enumerate(parts):
         assert part.tolist() == [oracle.held_positions(s, n, c, rank, turn) for n, s in runs]
     assert torch.equal(torch.stack(parts).sum(0), lens)
-
-
-@given(st.lists(st.integers(0, 300), max_size=6), sizes, turns)
-@settings(max_examples=100)
-def test_no_start_is_a_start_of_zero(lens: list[int], c: int, turn: int) -> None:
-    for rank in range(c):
-        bare = get_dcp_lens(ids(lens), Shard(c, rank, turn))
-        assert torch.equal(
-            bare, get_dcp_lens(ids(lens), Shard(c, rank, turn), torch.zeros(len(lens)).long())
-        )
-
-
-@given(st.integers(0, 300), st.integers(0, 300), sizes, turns)
-@settings(max_examples=100)
-def test_a_length_cut_in_two_holds_the_sum_of_its_parts(
-    first: int, second: int, c: int, turn: int
-) -> None:
-    for rank in range(c):
-        whole = get_dcp_lens(ids([first + second]), Shard(c, rank, turn))
-        parts = get_dcp_lens(ids([first, second]), Shard(c, rank, turn), ids([0, first]))
-        assert int(whole) == int(parts.sum())
-
-
-@given(st.integers(0, 300), sizes)
-def test_ranks_differ_by_one_token_at_most_and_low_ranks_hold_more(tokens: int, c: int) -> None:
-    held = [int(get_dcp_lens(ids([tokens]), Shard(c, rank))) for rank in range(c)]
-    assert held == sorted(held, reverse=True)
-    assert held[0] - held[-1] in (0, 1)
 
 
 @given(st.integers(0, 200), st.integers(1, 40), sizes, turns)
@@ -100,11 +72,3 @@ def test_int32_lengths_whose_end_exceeds_int32_do_not_wrap() -> None:
 def test_lengths_past_the_integers_of_a_double_are_exact(tokens: int, c: int) -> None:
     held = [int(get_dcp_lens(ids([tokens]), Shard(c, rank))) for rank in range(c)]
     assert held == [tokens // c + (rank < tokens % c) for rank in range(c)]
-
-
-def test_lengths_are_what_localization_would_give_for_a_request() -> None:
-    layout = DcpLayout(4, page_size=6, num_pages=3, interleave=3)
-    for tokens in range(layout.capacity_tokens + 1):
-        owners = [layout.owner(layout.first_slot + p) for p in range(tokens)]
-        held = [int(get_dcp_lens(ids([tokens]), Shard(4, rank, 3))) for rank in range(4)]
-        assert held == [owners.count(rank) for rank in range(4)]

@@ -137,17 +137,6 @@ def test_localize_is_right_for_ids_in_no_order_and_a_start_that_is_a_lie(
         assert pairs == oracle.held(slots, c, rank)
 
 
-@given(runs(), runs())
-@settings(max_examples=100)
-def test_localize_is_right_for_two_ragged_runs_joined(one: Run, two: Run) -> None:
-    slots, start, c, page = one
-    joined = [v + c * page for v in slots + two[0]]
-    layout = DcpLayout(c, page, num_pages=max(joined, default=c) // c)
-    for rank in range(c):
-        rows = localize(WidenedSlots(ids(joined), start), layout, rank)
-        assert rows.ids.tolist() == [row for _, row in oracle.held(joined, c, rank)]
-
-
 @given(runs(), st.data())
 @settings(max_examples=100)
 def test_localizing_chunk_by_chunk_is_localizing_once(run: Run, data: st.DataObject) -> None:

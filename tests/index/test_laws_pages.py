@@ -91,7 +91,3 @@ def test_a_pool_of_fewer_pages_than_ranks_has_no_silent_page() -> None:
     assert raw_use_census(DcpLayout(4, 1, num_pages=1)) == RawUse(0, 0, 1)
     assert raw_use_census(DcpLayout(8, 64, num_pages=6)) == RawUse(0, 0, 6)
     assert raw_use_census(DcpLayout(8, 64, num_pages=8)) == RawUse(0, 1, 7)
-
-
-def test_with_one_rank_every_page_is_in_range() -> None:
-    assert raw_use_census(DcpLayout(1, 64, num_pages=9)) == RawUse(9, 0, 0)

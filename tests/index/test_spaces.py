@@ -1,6 +1,5 @@
 """The two types: neither is an index, neither passes for the other, and neither changes unseen."""
 
-import copy
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -169,42 +168,10 @@ def test_assumed_rows_carry_their_order_their_rank_and_their_layout() -> None:
     assert len(PhysicalRows.assume_physical(ids([]), LAYOUT, 1)) == 0
 
 
-def test_localized_rows_carry_the_run_that_they_came_from_on_every_rank() -> None:
-    run = WidenedSlots(ids([9, 10]), start=5)
-    for rank in range(2):
-        rows = localize(run, LAYOUT, rank)
-        assert (rows.rank, rows.layout, len(rows)) == (rank, LAYOUT, 1)
-        assert (rows.start, rows.positions, rows.resolved_at) == (5, 2, None)
-
-
-def test_a_chunk_begins_where_its_first_element_stands() -> None:
-    piece = WidenedSlots(ids([8, 9, 10, 11]), start=4).chunk(1, 3)
-    assert (piece.ids.tolist(), piece.start) == ([9, 10], 5)
-
-
-def test_slots_of_inference_mode_are_localized_and_looked_through_each_time() -> None:
-    with torch.inference_mode():
-        slots = WidenedSlots(ids([8, 9, 10]))
-        assert localize(slots, LAYOUT, 0).ids.tolist() == [4, 5]
-        slots.ids[0] = 9
-        assert localize(slots, LAYOUT, 0).ids.tolist() == [5]
-        assert localize(slots, LAYOUT, 1).ids.tolist() == [4, 4]
-
-
-@pytest.mark.parametrize("copied", [copy.copy(SLOTS), copy.deepcopy(SLOTS)])
-def test_a_copy_of_slots_gives_the_same_rows(copied: WidenedSlots) -> None:
-    assert localize(copied, LAYOUT, 0).ids.tolist() == ROWS.ids.tolist()
-
-
 def test_int64_ids_are_kept_and_int32_ids_widened() -> None:
     wide, narrow = ids([8, 9]), ids([8, 9]).to(torch.int32)
     assert WidenedSlots(wide).ids is wide
     assert WidenedSlots(narrow).ids.dtype == torch.int64
-
-
-def test_two_runs_are_not_compared_by_value() -> None:
-    # A comparison of tensors would give a tensor, so == means the same object.
-    assert WidenedSlots(ids([8])) != WidenedSlots(ids([8]))
 
 
 def test_a_run_of_the_table_is_known_until_torch_writes_to_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvlab.errors import IndexSpaceError, LayoutError
+from kvlab.errors import LayoutError
 from kvlab.index import (
     DcpLayout,
     Shard,
@@ -24,7 +24,6 @@ from kvlab.index import (
     remap_dcp_write_locations_fixed_shape,
 )
 
-from . import oracle
 from .oracle import ids
 
 P = 64
@@ -62,15 +61,6 @@ def test_chunk_filter_keeps_what_the_owner_mask_keeps(
         assert torch.equal(kept, run[run % c == rank])
 
 
-@pytest.mark.parametrize("c", C)
-def test_chunk_filter_keeps_as_many_as_the_lengths_say(c: int) -> None:
-    starts, lens = [1365, 2730, 0], [1365, 900, 37]
-    run = joined_runs(starts, lens, c)
-    for rank in range(c):
-        kept = filter_dcp_local_chunk_kv_indices(run, starts, lens, Shard(c, rank))
-        assert len(kept) == int(get_dcp_lens(ids(lens), Shard(c, rank), ids(starts)).sum())
-
-
 def test_a_stride_without_phase_has_the_wrong_count_on_every_rank_of_a_second_chunk() -> None:
     starts, lens, c = [2730] * 3, [1365] * 3, 8
     run = joined_runs(starts, lens, c)
@@ -85,20 +75,6 @@ def test_without_dcp_the_same_object_comes_back() -> None:
     assert filter_dcp_local_chunk_kv_indices(run, [0], [5], Shard(1, 0)) is run
     assert maybe_dcp_kernel_indices(run, Shard(1, 0)) is run
     assert get_dcp_lens(run, Shard(1, 0)) is run
-
-
-@pytest.mark.parametrize("c", (1, *C))
-@pytest.mark.parametrize("start", [None, 0, 1, 2, 5, 7, 13, 31])
-def test_lengths_equal_a_count_of_positions_one_by_one(start: int | None, c: int) -> None:
-    lens = torch.arange(41)
-    for rank in range(c):
-        first = None if start is None else torch.full_like(lens, start)
-        counted = [oracle.held_positions(start or 0, n, c, rank) for n in range(41)]
-        assert get_dcp_lens(lens, Shard(c, rank), first).tolist() == counted
-        if start is None:
-            assert torch.equal(
-                get_dcp_lens(lens, Shard(c, rank)), lens // c + (rank < lens % c).long()
-            )
 
 
 def test_writes_of_fixed_shape_send_what_is_not_owned_to_row_zero() -> None:
@@ -164,10 +140,6 @@ def test_a_backup_in_chunks_of_three_restores_the_rows_of_rank_one_and_no_others
         layers[0][old]  # what a backup did that took the slots for rows
 
 
-def test_ids_of_a_pool_that_are_rows_already_name_the_whole_buffer() -> None:
-    assert maybe_dcp_kernel_indices(torch.arange(8), Shard(1, 0)).tolist() == list(range(8))
-
-
 @pytest.mark.parametrize("rank", range(8))
 def test_host_pool_page_one_is_rows_64_to_127_on_every_rank(rank: int) -> None:
     assert maybe_dcp_kernel_indices(torch.arange(512, 1024), Shard(8, rank)).tolist() == [
@@ -199,15 +171,6 @@ def test_tokens_stay_paired_when_both_lists_are_shuffled_and_sorted_by_host() ->
         assert torch.equal(
             owned_elements(host, Shard(8, rank)), owned_elements(device, Shard(8, rank))
         )
-
-
-def test_pages_of_ranges_that_touch_inside_a_page_are_freed_once() -> None:
-    row = torch.arange(24) + 40  # pages 5, 6, 7 of page size 8
-    freed = pages_of_free([(8, 9), (9, 24)], page=8)
-    assert freed == [1, 2]
-    assert (row[torch.tensor(freed) * 8] // 8).tolist() == torch.unique(row[8:] // 8).tolist()
-    with pytest.raises(IndexSpaceError, match="segment at 12 shares page 1"):
-        pages_of_free([(8, 9), (12, 24)], page=8)
 
 
 def test_touching_ranges_on_the_physical_grid_are_freed_once_on_the_widened_one() -> None:

@@ -12,6 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from kvlab.ops import SPECS, backend
+from tests.ops.sizes import SIZES
 
 CAPABILITY = 90
 
@@ -44,7 +45,7 @@ def main() -> int:
     for spec in SPECS:
         module = sys.modules[spec.op.__module__]
         module.choose = lambda *_: "triton"  # type: ignore[attr-defined]
-        for sizes in spec.sizes[:: max(1, len(spec.sizes) // 4)]:
+        for sizes in SIZES[spec.name][:: max(1, len(SIZES[spec.name]) // 4)]:
             spec.run(spec.make_inputs(sizes, 1, "cpu"), "triton")
     for name, times in sorted(compiled.items()):
         print(name, times)

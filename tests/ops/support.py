@@ -11,6 +11,7 @@ from torch import Tensor
 from kvlab.errors import BackendError
 from kvlab.ops import Backend, OpSpec, choose
 from kvlab.ops.specs import Inputs, Sizes
+from tests.ops.sizes import SIZES
 
 _BAND = 512  # bytes before and behind each tensor: a row or more of most specs
 
@@ -33,7 +34,7 @@ def cases(spec: OpSpec) -> list[Any]:
     """Each sizes of the spec, with a name."""
     return [
         pytest.param(spec, sizes, id=f"{spec.name}-" + "-".join(str(v) for v in sizes.values()))
-        for sizes in spec.sizes
+        for sizes in SIZES[spec.name]
     ]
 
 

@@ -37,8 +37,9 @@ import torch
 from kvlab.errors import BackendError
 from kvlab.index import Shard
 from kvlab.ops import SPECS, localize_run, status
+from tests.ops.sizes import SIZES
 for spec in SPECS:
-    spec.run(spec.make_inputs(spec.sizes[3], 1, "cpu"), None)
+    spec.run(spec.make_inputs(SIZES[spec.name][3], 1, "cpu"), None)
 found = status()
 assert found.triton is None and not found.interpreted
 assert found.backend_for("cuda") == found.backend_for("cpu") == "torch"

@@ -8,6 +8,7 @@ import torch
 
 from kvlab.ops import SPECS, OpSpec
 from kvlab.ops.specs import Sizes
+from tests.ops.sizes import SIZES
 from tests.ops.support import assert_same, cases, needs_interpreter, run_guarded
 
 
@@ -42,7 +43,7 @@ def test_the_compiled_twin_gives_what_the_reference_gives_on_the_cpu(
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 def test_a_spec_says_its_axes_and_makes_equal_inputs_of_equal_seeds(spec: OpSpec) -> None:
-    sizes = spec.sizes[len(spec.sizes) // 2]
+    sizes = SIZES[spec.name][len(SIZES[spec.name]) // 2]
     assert set(spec.axes) == set(sizes)
     first, second = (run_guarded(spec, sizes, 5, "cpu", twin=False) for _ in range(2))
     assert_same(spec, first, second)
@@ -56,5 +57,5 @@ def test_a_spec_says_its_axes_and_makes_equal_inputs_of_equal_seeds(spec: OpSpec
 def test_the_specs_go_through_every_rank_count_and_empty_inputs() -> None:
     for spec in SPECS:
         if "dcp_size" in spec.axes:
-            assert {int(sizes["dcp_size"]) for sizes in spec.sizes} == set(range(1, 9))
-        assert any(0 in sizes.values() for sizes in spec.sizes)
+            assert {int(sizes["dcp_size"]) for sizes in SIZES[spec.name]} == set(range(1, 9))
+        assert any(0 in sizes.values() for sizes in SIZES[spec.name])
