@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -20,10 +21,9 @@ from kvlab.lab.bench import copies, ops
 from kvlab.lab.bench.clock import Place, open_place
 from kvlab.lab.bench.rows import (
     Conditions,
-    LeftOut,
     Row,
-    as_document,
     as_frame,
+    as_record,
     as_text,
     median_rows,
     write_frame,
@@ -37,7 +37,7 @@ def _engine(part: str, quick: bool, _: Place) -> Iterator[list[Row]]:
 
 
 #: Each part gives the rows of one case after the other, or why one is left out.
-PARTS: dict[str, Callable[[bool, Place], Iterator[list[Row] | LeftOut]]] = {
+PARTS: dict[str, Callable[[bool, Place], Iterator[list[Row] | str]]] = {
     ops.LOCALIZE: partial(ops.measure, ops.LOCALIZE),
     copies.PART: copies.measure,
     ops.MERGE: partial(ops.measure, ops.MERGE),
@@ -65,7 +65,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = Conditions.now(place, given.repeat)
         rows, left_out = run_bench(parts, place, quick=given.quick, runs=given.repeat)
         if given.json:
-            print(json.dumps(as_document(rows, where, left_out), indent=1, allow_nan=False))
+            found = {"rows": [as_record(row) for row in rows], "left_out": left_out}
+            print(json.dumps({"conditions": asdict(where), **found}, indent=1, allow_nan=False))
         else:
             print(as_text(rows, where, left_out))
         if out is not None:
@@ -97,23 +98,23 @@ def parts_on(place: Place, only: Sequence[str] | None = None) -> list[str]:
 
 def run_bench(
     parts: Sequence[str], place: Place, *, quick: bool = False, runs: int = 1
-) -> tuple[list[Row], list[LeftOut]]:
+) -> tuple[list[Row], list[str]]:
     """The rows of these parts, and what was left out because the machine cannot hold it; of several
     runs, each comparison's row of median ratio.
 
     ``quick``: small sizes and few repetitions, and no aims where the sizes are not the aimed ones.
     """
     found: list[list[Row]] = []
-    left_out: dict[LeftOut, None] = {}
+    left_out: dict[str, None] = {}
     for run in range(runs):
         rows: list[Row] = []
         for part in parts:
             for some in PARTS[part](quick, place):
-                if isinstance(some, LeftOut):
+                if isinstance(some, str):
                     left_out[some] = None
                 else:
                     rows += some
-                what = some.sentence() if isinstance(some, LeftOut) else some[-1].case
+                what = some if isinstance(some, str) else some[-1].case
                 _tell(f"run {run + 1} of {runs}: {part}, {what}")
         found.append(rows)
     return median_rows(found), list(left_out)

@@ -18,7 +18,8 @@ Source: SGLang ``MLATokenToKVPool.get_cpu_copy`` and ``load_cpu_copy``, after th
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ from torch import Tensor
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.bench.clock import Contender, Effort, Place, give_memory_back, take_turns
 from kvlab.lab.bench.ops import count_text
-from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare, require_same
+from kvlab.lab.bench.rows import Aim, Facts, Row, compare, require_same
 from kvlab.memory import HostArena, KvBackup, MLATokenToKVPool
 from kvlab.ops import gather_rows, scatter_rows
 
@@ -52,10 +53,9 @@ CPU_AIMS = {
 }
 QUEUE = 4
 _BESIDE = 256 * 2**20  # device memory beside the pool: two halves of staging, row ids and sums
-_BLOCK_ROWS = 4096
+_gather = partial(gather_rows, block_rows=4096, page_size=PAGE_SIZE)
+_scatter = partial(scatter_rows, block_rows=4096, page_size=PAGE_SIZE)
 _EFFORT = Effort(1.5)
-Chunks = list[list[Tensor]]
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,18 @@ FULL = tuple(
 QUICK = tuple(CopyCase(27, 2**10, c, Effort(0.3, most=9)) for c in (1, 8))
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way out to the host and back: ``out(i)`` copies request ``i`` and gives what ``back(kept,
+    i)`` restores; ``let_go`` takes what is no longer needed, and after ``back`` what that gives."""
+
+    name: str
+    back_name: str
+    out: Callable[[int], Any]
+    back: Callable[[Any, int], Any]
+    let_go: Callable[[Any], object]
+
+
 class CopyBench:
     """The pool, the slots of its requests on two sets of pages, and the ways to copy them."""
 
@@ -153,31 +165,27 @@ class CopyBench:
             for order in orders
         )
 
+    def ways(self) -> list[Way]:
+        """Ours, upstream's loop, and one copy; where it is detailed, ours without its checksum."""
+        give = self.pool.host.give
+        ways = [
+            Way(OURS, RESTORE, self.back_up, self.restore, _discard),
+            Way(UPSTREAM, UPSTREAM_BACK, self.back_up_upstream, self.restore_upstream, _drop),
+            Way(OUT, BACK, self.copy_out, self.copy_back, give),
+        ]
+        if self.case.detailed(self.place):
+            ways.append(Way(UNSUMMED, UNVERIFIED, self.gather, self.scatter, give))
+        return ways
+
     def back_up(self, i: int) -> KvBackup:
-        """Ours, of request ``i``."""
+        """Ours."""
         return self.pool.get_cpu_copy(WidenedSlots(self.ids[i % self.count]))
 
     def restore(self, backup: KvBackup, i: int) -> None:
         """Ours."""
         self.pool.load_cpu_copy(backup, WidenedSlots(self.others[i % self.count]))
 
-    def back_up_unsummed(self, block: Tensor, i: int) -> Tensor:
-        """Ours without the checksum: localize and gather; gives the block."""
-        rows = self.pool.resolve(WidenedSlots(self.ids[i % self.count])).ids
-        gather_rows(
-            self.pool.buffer, rows, self._rows(block), block_rows=_BLOCK_ROWS, page_size=PAGE_SIZE
-        )
-        return block
-
-    def restore_unsummed(self, block: Tensor, i: int) -> Tensor:
-        """Ours without the checksum: localize and scatter; gives the block."""
-        rows = self.pool.resolve(WidenedSlots(self.others[i % self.count])).ids
-        scatter_rows(
-            self.pool.buffer, rows, self._rows(block), block_rows=_BLOCK_ROWS, page_size=PAGE_SIZE
-        )
-        return block
-
-    def back_up_upstream(self, i: int) -> Chunks:
+    def back_up_upstream(self, i: int) -> list[list[Tensor]]:
         """Upstream's loop: every layer by chunks, each into memory of its own."""
         rows = self._stride(self.ids[i % self.count])
         return [
@@ -185,15 +193,16 @@ class CopyBench:
             for layer in self.pool.buffer
         ]
 
-    def restore_upstream(self, copies: Chunks, i: int) -> None:
+    def restore_upstream(self, copies: list[list[Tensor]], i: int) -> None:
         """Upstream's loop back."""
         rows = self._stride(self.others[i % self.count])
         for layer, chunks in zip(self.pool.buffer, copies, strict=True):
             for part, chunk in zip(torch.split(rows, CHUNK), chunks, strict=True):
                 layer[part] = chunk.to(self.place.device, non_blocking=True)
 
-    def copy_out(self, block: Tensor, i: int) -> Tensor:
+    def copy_out(self, i: int) -> Tensor:
         """The floor of a backup: as many bytes of the buffer in one piece; gives the block."""
+        block = self._block()
         block[: self.case.request_bytes].copy_(self._piece(i), non_blocking=True)
         return block
 
@@ -202,98 +211,72 @@ class CopyBench:
         self._piece(i).copy_(block[: self.case.request_bytes], non_blocking=True)
         return block
 
-    def block(self) -> Tensor:
-        """Host memory of one request, from the arena."""
-        taken = self.pool.host.take(self.case.request_bytes)
-        assert taken is not None  # the arena has no bound
-        return taken
+    def gather(self, i: int) -> Tensor:
+        """Ours without the checksum: localize and gather; gives the block."""
+        block, rows = self._block(), self.pool.resolve(WidenedSlots(self.ids[i % self.count])).ids
+        _gather(self.pool.buffer, rows, self._rows(block))
+        return block
+
+    def scatter(self, block: Tensor, i: int) -> Tensor:
+        """Ours without the checksum: localize and scatter; gives the block."""
+        rows = self.pool.resolve(WidenedSlots(self.others[i % self.count])).ids
+        _scatter(self.pool.buffer, rows, self._rows(block))
+        return block
 
     def backups(self) -> list[Contender]:
-        """Ours, upstream's loop, and one copy; each keeps what it made for some rounds."""
-        third = self.count // 3
+        """Each way out keeps what it made for some rounds."""
         made = [
-            Contender(OURS, lambda i: lambda: self.back_up(i), self._queue(KvBackup.discard)),
-            Contender(
-                UPSTREAM, lambda i: lambda: self.back_up_upstream(i + third), self._queue(_drop)
-            ),
-            Contender(
-                OUT,
-                self._on_a_block(lambda block, i: self.copy_out(block, i + 2 * third)),
-                self._queue(self.pool.host.give),
-            ),
-        ]
-        if not self.case.detailed(self.place):
-            return made
-
-        def fresh(i: int) -> Callable[[], object]:
-            give_memory_back()
-            return lambda: self.back_up_upstream(i)
-
-        return [
-            *made,
-            Contender(
-                UNSUMMED,
-                self._on_a_block(self.back_up_unsummed),
-                self._queue(self.pool.host.give),
-            ),
-            Contender(DROPPED, lambda i: lambda: self.back_up_upstream(i)),
-            Contender(FRESH, fresh),
-        ]
-
-    def restores(self) -> list[Contender]:
-        """The way back; each takes the oldest of some that were made for it, untimed."""
-        third = self.count // 3
-
-        def filled(i: int) -> Tensor:
-            return self.copy_out(self.block(), i)
-
-        made = [
-            self._from_queue(RESTORE, self.back_up, self.restore),
-            self._from_queue(UPSTREAM_BACK, self.back_up_upstream, self.restore_upstream, third),
-            self._from_queue(BACK, filled, self.copy_back, 2 * third, self.pool.host.give),
+            Contender(way.name, self._out(way, at), self._queue(way.let_go))
+            for at, way in enumerate(self.ways())
         ]
         if self.case.detailed(self.place):
-            give = self.pool.host.give
-            made.append(self._from_queue(UNVERIFIED, filled, self.restore_unsummed, 0, give))
+
+            def fresh(i: int) -> Callable[[], object]:
+                give_memory_back()
+                return lambda: self.back_up_upstream(i)
+
+            made.append(Contender(DROPPED, lambda i: lambda: self.back_up_upstream(i)))
+            made.append(Contender(FRESH, fresh))
         return made
 
-    def _queue(self, let_go: Callable[[T], object]) -> Callable[[object], None]:
+    def restores(self) -> list[Contender]:
+        """Each way back takes the oldest of some copies that were made for it, untimed."""
+        return [
+            Contender(way.back_name, self._back(way, at), partial(_end, way))
+            for at, way in enumerate(self.ways())
+        ]
+
+    def _out(self, way: Way, at: int) -> Callable[[int], Callable[[], object]]:
+        apart = at * self.count // 3  # the contenders of a round are at different requests
+        return lambda i: lambda: way.out(i + apart)
+
+    def _back(self, way: Way, at: int) -> Callable[[int], Callable[[], object]]:
+        queue: deque[object] = deque()
+        apart = at * self.count // 3
+
+        def prepare(i: int) -> Callable[[], object]:
+            while len(queue) < self.kept:
+                queue.append(way.out(i + len(queue)))
+            oldest = queue.popleft()
+            return lambda: way.back(oldest, i + apart)
+
+        return prepare
+
+    def _queue(self, let_go: Callable[[Any], object]) -> Callable[[object], None]:
         """Keeps results, and lets the oldest one go once there are ``kept``."""
         queue: deque[object] = deque()
 
         def keep(result: object) -> None:
             queue.append(result)
             if len(queue) >= self.kept:
-                let_go(queue.popleft())  # type: ignore[arg-type]
+                let_go(queue.popleft())
 
         return keep
 
-    def _on_a_block(
-        self, copy: Callable[[Tensor, int], Tensor]
-    ) -> Callable[[int], Callable[[], object]]:
-        def prepare(i: int) -> Callable[[], object]:
-            block = self.block()
-            return lambda: copy(block, i)
-
-        return prepare
-
-    def _from_queue(
-        self,
-        name: str,
-        make: Callable[[int], T],
-        restore: Callable[[T, int], object],
-        apart: int = 0,
-        finish: Callable[[Tensor], object] | None = None,
-    ) -> Contender:
-        queue: deque[T] = deque()
-
-        def prepare(i: int) -> Callable[[], object]:
-            while len(queue) < self.kept:
-                queue.append(make(i + len(queue)))
-            oldest = queue.popleft()
-            return lambda: restore(oldest, i + apart)
-
-        return Contender(name, prepare, _drop if finish is None else finish)  # type: ignore[arg-type]
+    def _block(self) -> Tensor:
+        taken = self.pool.host.take(self.case.request_bytes)
+        assert taken is not None  # the arena has no bound
+        return taken
 
     def _stride(self, ids: Tensor) -> Tensor:
         """Rows by the stride that checks nothing."""
@@ -339,39 +322,36 @@ def rows_of(case: CopyCase, place: Place) -> list[Row]:
     return rows
 
 
-def measure(quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
+def measure(quick: bool, place: Place) -> Iterator[list[Row] | str]:
     """The rows of each case; those that the memory here cannot hold are left out."""
     for case in QUICK if quick else FULL:
         why = place.lacks(*case.needs(place))
-        yield rows_of(case, place) if why is None else LeftOut(PART, case.name, why)
+        yield rows_of(case, place) if why is None else f"left out: {PART}, {case.name}: {why}"
 
 
 def require_equal(bench: CopyBench) -> None:
-    """Raise StudyError unless both ways out give the same rows, and both ways back put them there.
+    """Raise StudyError unless all ways out give the same rows, and all ways back put them there.
 
     Rows are compared in place by their checksum, so that no second pool is needed: every bit of the
     buffer is turned, one request is restored, and its new slots are backed up again.
     """
-    case = bench.case
-    backup, copies = bench.back_up(0), bench.back_up_upstream(0)
+    kept = {way.name: way.out(0) for way in bench.ways() if way.name != OUT}
     bench.place.wait()
-    rows = {OURS: backup.kv, UPSTREAM: torch.cat([torch.cat(chunks) for chunks in copies])}
-    if case.detailed(bench.place):
-        rows[UNSUMMED] = bench.back_up_unsummed(bench.block(), 0)[: case.request_bytes]
-    require_same(case.name, {name: [_bytes(found)] for name, found in rows.items()})
-    sums = {OURS: [_checksum(backup)]}
-    ways: dict[str, Callable[[], None]] = {
-        RESTORE: lambda: bench.restore(backup, 0),
-        UPSTREAM_BACK: lambda: bench.restore_upstream(copies, 0),
-    }
-    for name, way in ways.items():
-        bench.flat.bitwise_not_()
-        way()
-        bench.place.wait()
-        again = bench.pool.get_cpu_copy(WidenedSlots(bench.others[0]))
-        sums[name] = [_checksum(again)]
-        again.discard()
-    require_same(case.name, sums)
+    rows = {OURS: [_bytes(kept[OURS].kv)]}
+    rows[UPSTREAM] = [_bytes(torch.cat([torch.cat(chunks) for chunks in kept[UPSTREAM]]))]
+    if UNSUMMED in kept:
+        rows[UNSUMMED] = [kept[UNSUMMED][: bench.case.request_bytes]]
+    require_same(bench.case.name, rows)
+    sums = {OURS: [_checksum(kept[OURS])]}
+    for way in bench.ways():
+        if way.name in kept:
+            bench.flat.bitwise_not_()
+            _end(way, way.back(kept[way.name], 0))
+            bench.place.wait()
+            again = bench.pool.get_cpu_copy(WidenedSlots(bench.others[0]))
+            sums[way.back_name] = [_checksum(again)]
+            again.discard()
+    require_same(bench.case.name, sums)
 
 
 def _bytes(rows: Tensor) -> Tensor:
@@ -383,5 +363,15 @@ def _checksum(backup: KvBackup) -> Tensor:
     return torch.frombuffer(bytearray(backup.checksum, "ascii"), dtype=torch.uint8)
 
 
+def _discard(backup: KvBackup) -> None:
+    backup.discard()
+
+
 def _drop(result: object) -> None:
     """Let it go."""
+
+
+def _end(way: Way, kept: object) -> None:
+    """After a way back: ours and upstream's give nothing."""
+    if kept is not None:
+        way.let_go(kept)

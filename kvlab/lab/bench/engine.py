@@ -14,7 +14,7 @@ ranks. The weights are random, which changes no time.
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from kvlab.engine.workload import (
 )
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.bench.clock import Contender, Effort, Timing, take_turns
-from kvlab.lab.bench.rows import Aim, Row, compare, require_same, with_note
+from kvlab.lab.bench.rows import Aim, Row, compare, require_same
 from kvlab.lab.retraction import RetractionStudy, suggest_budgets
 from kvlab.memory import PagedTokenToKVPoolAllocator
 
@@ -142,7 +142,7 @@ def sweep_rows(case: SchedulerCase, trace: Path | None) -> list[Row]:
     name = f"{len(points)} runs of {study.workload.name}, {len(study.workload)} requests"
     rate = tokens / sorted(seconds)[len(seconds) // 2]
     rows = compare(SCHEDULER, name, timing, [("counting node", bound, aim)])
-    return [with_note(row, f"{rate / 1e6:.1f} M decode tokens/s") for row in rows]
+    return [replace(row, note=f"{rate / 1e6:.1f} M decode tokens/s") for row in rows]
 
 
 def growth_rows(case: SchedulerCase) -> list[Row]:
@@ -246,4 +246,4 @@ def decode_rows(case: DecodeCase) -> list[Row]:
         Effort.exactly(case.repetitions, case.warmup),
     )
     rows = compare(DECODE, case.name, timing, pairs)
-    return [with_note(row, f"{1 / row.seconds.median:.0f} steps/s") for row in rows]
+    return [replace(row, note=f"{1 / row.seconds.median:.0f} steps/s") for row in rows]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kvlab.index import DcpLayout, WidenedSlots, localize, localize_strided
 from kvlab.lab.bench.clock import Effort, Place, Timing, rotate_inputs, take_turns
-from kvlab.lab.bench.rows import Aim, Facts, LeftOut, Row, compare, require_same
+from kvlab.lab.bench.rows import Aim, Facts, Row, compare, require_same
 from kvlab.memory import MLATokenToKVPool, ReqToTokenPool
 from kvlab.ops import SPECS, Backend
 
@@ -179,14 +179,14 @@ class Work:
 Way = Callable[[Work], object]
 
 
-def measure(part: str, quick: bool, place: Place) -> Iterator[list[Row] | LeftOut]:
+def measure(part: str, quick: bool, place: Place) -> Iterator[list[Row] | str]:
     """The rows of each case of ``part``."""
     for case in (QUICK if quick else FULL)[part]:
         # The inputs, the copies of as many bytes, and temporaries in float32.
         width = case.dcp_size if isinstance(case, WriteCase) else 1
         need = case.touched_bytes * width * (2 * place.sets(case.touched_bytes) + 4)
         why = place.lacks(0, need)
-        yield rows_of(case, place) if why is None else LeftOut(part, case.name, why)
+        yield rows_of(case, place) if why is None else f"left out: {part}, {case.name}: {why}"
 
 
 def rows_of(case: Case, place: Place) -> list[Row]:
@@ -376,6 +376,8 @@ def make_steps(case: WriteCase, place: Place, rank: int) -> tuple[MLATokenToKVPo
 
 def _work(part: str, inputs: dict[str, Any], read: WidenedSlots | None = None) -> Work:
     size = SPEC[OPS[part][0]].bytes_moved(inputs) // 2
+    if read is not None:  # what is verified is read whole
+        size = size // 2 + 4 * len(read)
     device = next(x.device for x in inputs.values() if isinstance(x, Tensor))
     source = torch.ones(size, dtype=torch.uint8, device=device)
     return Work(inputs, source, torch.zeros_like(source), read)

@@ -14,7 +14,7 @@ localize                                 ours   baseline   ratio (quartiles)   a
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import quantiles
 
@@ -64,14 +64,8 @@ class Spread:
 class Facts:
     """The sizes of a comparison as numbers; None where one has no meaning for it.
 
-    Args:
-        op: "localize", "backup", "restore", "merge" or "owner_write".
-        backend: of the op in ours.
-        layers: whose rows are moved.
-        tokens: of the request, on all ranks together; of a merge, in the batch.
-        ids: that are localized or written.
-        dcp_size: ranks.
-        bytes: size of the copy that moves as much as ours must.
+    ``op``: "localize", "backup", "restore", "merge" or "owner_write"; ``tokens``: of the request,
+    on all ranks together, or of a merge in the batch; ``bytes``: of the copy that moves as much.
     """
 
     op: str | None = None
@@ -108,19 +102,6 @@ class Row:
     def met(self) -> str | None:
         """Whether the median ratio reaches the aim, "yes" or "no"; None without an aim."""
         return None if self.aim is None else ("no", "yes")[self.ratio.median >= self.aim.ratio]
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A case that was not timed, and why: a sentence with its need and the bound."""
-
-    part: str
-    case: str
-    why: str
-
-    def sentence(self) -> str:
-        """One line under a table."""
-        return f"left out: {self.part}, {self.case}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,18 +229,7 @@ def as_frame(rows: Sequence[Row], where: Conditions) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(_WHOLE, "Int64"))  # whole numbers stay so beside empty fields
 
 
-def as_document(
-    rows: Sequence[Row], where: Conditions, left_out: Sequence[LeftOut] = ()
-) -> dict[str, object]:
-    """The same as one JSON object: the conditions, the rows, and the cases that were left out."""
-    return {
-        "conditions": asdict(where),
-        "rows": [as_record(row) for row in rows],
-        "left_out": [asdict(case) for case in left_out],
-    }
-
-
-def as_text(rows: Sequence[Row], where: Conditions, left_out: Sequence[LeftOut] = ()) -> str:
+def as_text(rows: Sequence[Row], where: Conditions, left_out: Sequence[str] = ()) -> str:
     """An aligned table, one part after the other, and what was left out under it."""
     cells = [_cells(row) for row in rows]
     widths = [max(len(line[i]) for line in [*cells, _HEAD]) for i in range(len(_HEAD))]
@@ -278,7 +248,7 @@ def as_text(rows: Sequence[Row], where: Conditions, left_out: Sequence[LeftOut] 
         part, case = row.part, row.case
         lines.append(joined(line))
     if left_out:
-        lines += ["", *(one.sentence() for one in left_out)]
+        lines += ["", *left_out]
     return "\n".join(lines)
 
 
@@ -316,11 +286,6 @@ def write_frame(frame: pd.DataFrame, out: Path, *, keep: bool = False, join: boo
             f"the rows are written to a file that can be made: {str(out)!r} gives "
             f"{error.strerror}; name another file with --csv"
         ) from None
-
-
-def with_note(row: Row, note: str) -> Row:
-    """The row with a note in its last column."""
-    return replace(row, note=note)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ import torch
 import kvlab
 from kvlab.lab.bench.__main__ import PARTS, main
 from kvlab.lab.bench.clock import Place
-from kvlab.lab.bench.rows import LeftOut, Row
+from kvlab.lab.bench.rows import Row
 from tests.lab.bench.support import tiny_rows
 
-Measured = Iterator[list[Row] | LeftOut]
+Measured = Iterator[list[Row] | str]
 
 
 @pytest.fixture
@@ -184,7 +184,7 @@ def test_without_a_checkout_nothing_is_recorded_and_no_minute_is_spent(
 def test_what_is_left_out_is_told_once_and_is_no_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    case = LeftOut("merge", "huge", "it takes 9 GiB")
+    case = "left out: merge, huge: it takes 9 GiB"
     monkeypatch.setitem(PARTS, "merge", lambda quick, place: iter([case, tiny_rows("merge")]))
     assert main(["--only", "merge", "--repeat", "2"]) == 0
     said = capsys.readouterr()
