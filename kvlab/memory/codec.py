@@ -82,10 +82,7 @@ class RowCodec:
         return f"{self.dtype} x a float32 scale a row" if self.scaled else str(self.dtype)
 
     def encode(self, values: Tensor) -> Tensor:
-        """Values ``(m, elements)`` of dtype ``taken`` as rows of the buffer ``(m, width)``.
-
-        Errors: PoolError for another shape or dtype."""
-        self._require(values, self.elements, self.taken)
+        """Values ``(m, elements)`` of dtype ``taken`` as rows of the buffer ``(m, width)``."""
         if not self.scaled:
             return values.view(self.stored)
         top = values.abs().amax(dim=1, keepdim=True)
@@ -96,10 +93,7 @@ class RowCodec:
         return rows
 
     def decode(self, rows: Tensor) -> Tensor:
-        """Values ``(m, elements)`` of rows ``(m, width)``: in ``dtype``, scaled ones in float32.
-
-        Errors: PoolError for another shape or dtype."""
-        self._require(rows, self.width, self.stored)
+        """Values ``(m, elements)`` of rows ``(m, width)``: in ``dtype``, scaled ones in float32."""
         if not self.scaled:
             return rows.view(self.dtype)
         codes = rows[:, : self.elements].view(self.dtype)
@@ -145,13 +139,6 @@ class RowCodec:
             f"{len(wrong)} of {scales.numel()} rows have a scale that is no finite number of at "
             f"least 0: first layer {layer}, row {row} with {float(scales[layer, row])}"
         ]
-
-    @staticmethod
-    def _require(given: Tensor, width: int, dtype: torch.dtype) -> None:
-        if given.dim() != 2 or given.shape[1] != width or given.dtype != dtype:
-            raise PoolError(
-                f"rows must be (rows, {width}) {dtype}: got {tuple(given.shape)} {given.dtype}"
-            )
 
     @property
     def _scale_at(self) -> int:

@@ -340,7 +340,7 @@ class MLATokenToKVPool:
 
         ``holes``: some of them are stored by nobody.
         """
-        own = self.shard.owns(ids)
+        own = self.shard.owner(ids) == self.shard.rank
         if holes:
             own &= ids >= self.row_layout.first_slot
         mine = torch.nonzero(own).flatten()

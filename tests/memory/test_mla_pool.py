@@ -276,3 +276,25 @@ def test_a_request_on_two_pages_lies_where_the_cards_were_dealt() -> None:
         for at, slot in enumerate(slots):
             owner, row = deal(layout)[slot]
             assert torch.equal(pools[owner].buffer[:, row], values[:, at])
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    dtype=st.sampled_from(DTYPES),
+    n=st.integers(0, 24),
+    seed=st.integers(0, 99),
+)
+def test_whole_rows_are_stored_as_a_write_to_their_slots_stores_them(
+    kind: str, dtype: torch.dtype, n: int, seed: int
+) -> None:
+    slots = WidenedSlots(torch.arange(8, 8 + n))
+    values = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
+    layout = DcpLayout(4, 2, 4)
+    by_slot, by_row = (make_pools(layout, kind, dtype=dtype) for _ in range(2))
+    for one, two in zip(by_slot, by_row, strict=True):
+        one.set_mla_kv_buffer(1, slots, values[:, :2], values[:, 2:])
+        rows = two.resolve(slots)
+        two.put_rows(1, rows, values[rows.source])
+        assert torch.equal(bits(one.buffer), bits(two.buffer))
+        if dtype.itemsize != 1:
+            assert torch.equal(two.get_rows(1, rows), values[rows.source].to(dtype))
