@@ -26,6 +26,7 @@ import typer
 from kvlab.cli import output
 from kvlab.cli.drift import TABLES
 from kvlab.cli.output import Json
+from kvlab.files import shipped
 
 EPILOG = """\b
 examples:
@@ -36,7 +37,7 @@ examples:
 exit codes:
   0 the core works, whatever else a line says; 1 something that the core needs is broken
 """
-DATA = Path(__file__).resolve().parents[2] / "data"
+DATA = shipped("data")
 LEAST_PYTHON = (3, 11)
 #: The libraries that the project asks for, by what will not work without them.
 LIBRARIES = {
@@ -294,7 +295,7 @@ def recorded() -> Iterator[Check]:
 
 def _files(name: str, folder: str, names: Sequence[str]) -> Check:
     """Whether all files are there and none is empty."""
-    paths = {name: DATA.parent / folder / name for name in names}
+    paths = {name: DATA / folder.removeprefix("data/") / name for name in names}
     lacks = [n for n, path in paths.items() if not path.is_file() or not path.stat().st_size]
     found = f"{folder} lacks {', '.join(lacks)}" if lacks else folder
     return Check(name, found, CHECKOUT if lacks else None)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from kvlab.errors import KvlabError
+from kvlab.files import shipped
 
 PUBLISHED = ("retraction_runs", "dcp_capacity")
 
@@ -22,18 +23,15 @@ _TEXT = {"version": "str", "retractions": "str"}
 
 
 def data_path(*parts: str) -> Path:
-    """Return the path of a file in the project's ``data`` folder. Errors: KvlabError.
-
-    The folder lies beside the package in a checkout; it is not part of an installed wheel.
-    """
-    folder = Path(__file__).resolve().parents[2] / "data"
+    """Return the path of a file in the project's ``data`` folder. Errors: KvlabError."""
+    folder = shipped("data")
     path = folder.joinpath(*parts)
     if not path.is_file():
         lack = "the folder is missing" if not folder.is_dir() else "the folder lacks it"
         raise KvlabError(
-            f"data/{'/'.join(parts)} lies in the data folder of the checkout: {lack} "
-            f"(looked in {str(folder)!r}); install kvlab from a checkout with 'pip install -e .', "
-            f"or restore the folder with 'git checkout -- data'"
+            f"data/{'/'.join(parts)} lies in the data folder of kvlab: {lack} "
+            f"(looked in {str(folder)!r}); install kvlab again, or in a checkout restore the "
+            f"folder with 'git checkout -- data'"
         )
     return path
 

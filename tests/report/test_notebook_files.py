@@ -136,7 +136,7 @@ def test_the_text_above_the_notebooks_comes_before_that_of_the_project(
     ("source", "title", "question"),
     [
         (
-            "# 3. The `x` crash\n\nSo. Why *does* it\ncrash? Or not?",
+            "# 3. The `x` crash\n\nSo. Why does\nit `crash`? Or not?",
             "3. The x crash",
             "Why does it crash?",
         ),

@@ -7,9 +7,9 @@ says 3 (2.75 to 3.5). An aim is a least ratio; "within 1.3x of it" is one of 1 /
 The share of a copy says how near ours comes to what the memory can do: ``bytes`` of an op is half
 of what it must read and write, and a copy of as many takes its turn in the same run.
 
-localize                                 ours   baseline   ratio (quartiles)   aim     met   of copy
-128k ids, c=8
-  checked stride / unchecked stride   54.1 us    31.2 us   0.58 (0.55-0.60)   >=0.77   no        21%
+    localize                                ours  baseline  ratio (quartiles)   aim     met  of copy
+    128k ids, c=8
+      checked stride / unchecked stride  54.1 us   31.2 us  0.58 (0.55-0.60)   >=0.77   no       21%
 """
 
 import os
