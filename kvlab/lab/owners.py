@@ -130,34 +130,6 @@ def _shown(pages: Sequence[int], most: int = 12) -> str:
     return f"[{', '.join(map(str, pages[:most]))}{more}]"
 
 
-def buffer_map(layout: DcpLayout, first_page: int = 0, pages: int = 4) -> "pd.DataFrame":
-    """Every row of the first pages of every rank's buffer and the slot that it stores.
-
-    Columns rank, row, page, slot. Page 0 is the padding page. Errors: StudyError.
-    """
-    if not 0 <= first_page <= layout.num_pages or pages < 1:
-        raise StudyError(
-            f"a buffer map has first_page in [0, {layout.num_pages}] and pages >= 1: got "
-            f"first_page={first_page}, pages={pages}"
-        )
-    import pandas as pd
-
-    last = min(first_page + pages, layout.num_pages + 1)
-    rows = torch.arange(first_page * layout.page_size, last * layout.page_size)
-    parts = [
-        pd.DataFrame(
-            {
-                "rank": rank,
-                "row": rows.tolist(),
-                "page": (rows // layout.page_size).tolist(),
-                "slot": layout.shard(rank).slot(rows).tolist(),
-            }
-        )
-        for rank in range(layout.dcp_size)
-    ]
-    return pd.concat(parts, ignore_index=True)
-
-
 def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> "pd.DataFrame":
     """One row a rank: the rows that four ways of localizing a run from position 0 give it.
 

@@ -9,7 +9,7 @@ Rows are kept as they are made, so a study that is killed and started again runs
 missing: see ``kvlab.lab.keep``.
 """
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -202,11 +202,6 @@ def least_budget(workload: Workload, model: Model, dtype: str = "bf16") -> float
     """GiB of one rank that the longest request needs at DCP 1; with less it would be aborted."""
     longest = max(r.prompt_tokens + r.output_tokens for r in workload.requests)
     return 1.05 * (longest + 512 + 128) * geometry(model).bytes_per_token(dtype) / GIB
-
-
-def with_restore(study: RetractionStudy, restore: str) -> RetractionStudy:
-    """The same study with the other way back: "backup" or "recompute"."""
-    return replace(study, restore=restore)
 
 
 def _point(study: RetractionStudy, dcp_size: int, budget: float) -> Values:

@@ -11,7 +11,6 @@ from kvlab.index import DcpLayout
 from kvlab.lab.owners import (
     ENGINE_RULES,
     OwnerStudy,
-    buffer_map,
     localize_ways,
     parse_sizes,
     rule_interleave,
@@ -86,21 +85,6 @@ def test_the_lengths_of_the_ranks_count_the_positions_of_the_table(study: OwnerS
     assert lens["positions"].tolist() == [int(owned.get(r, 0)) for r in lens["rank"]]
 
 
-@given(layouts(), st.integers(0, 6), st.integers(1, 8))
-def test_the_buffer_map_is_the_inverse_of_owner_and_row(
-    lay: DcpLayout, first: int, pages: int
-) -> None:
-    first = min(first, lay.num_pages)
-    table = buffer_map(lay, first, pages)
-    seen = list(zip(table["rank"], table["row"], strict=True))
-    last = min(first + pages, lay.num_pages + 1)
-    rows = range(first * lay.page_size, last * lay.page_size)
-    assert seen == [(rank, row) for rank in range(lay.dcp_size) for row in rows]
-    for line in lines(table):
-        assert (lay.owner(line.slot), lay.row(line.slot)) == (line.rank, line.row)
-        assert line.page == line.row // lay.page_size == line.slot // lay.widened_page_size
-
-
 def test_the_worked_example_of_the_module() -> None:
     table = OwnerStudy(DcpLayout(2, 2, 8), length=4, pages=(2,)).table()
     expected = {
@@ -116,13 +100,6 @@ def test_the_worked_example_of_the_module() -> None:
 
 
 SMALL = DcpLayout(2, 2, 3)
-
-
-@pytest.mark.parametrize(("first", "pages"), [(4, 1), (-1, 2), (0, 0)])
-def test_a_buffer_map_begins_inside_the_buffer_and_shows_a_page(first: int, pages: int) -> None:
-    sentence = rf"first_page in \[0, 3\] and pages >= 1: got first_page={first}, pages={pages}"
-    with pytest.raises(StudyError, match=sentence):
-        buffer_map(SMALL, first, pages)
 
 
 @pytest.mark.parametrize(

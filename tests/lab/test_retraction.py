@@ -26,7 +26,6 @@ from kvlab.lab.retraction import (
     RetractionStudy,
     least_budget,
     suggest_budgets,
-    with_restore,
 )
 from kvlab.memory import geometry
 from tests.lab.support import MODEL, PAGE, SMALL, TOKEN, lines, pages, study
@@ -126,7 +125,7 @@ def test_rows_come_budget_by_budget_with_the_named_columns_in_front() -> None:
 
 def test_what_is_backed_up_is_what_the_victims_held_and_recompute_backs_nothing_up() -> None:
     forced = study(force_retract_interval=5)
-    backup, recompute = forced.run(jobs=1), with_restore(forced, "recompute").run(jobs=1)
+    backup, recompute = forced.run(jobs=1), replace(forced, restore="recompute").run(jobs=1)
     assert backup["retractions"].sum() > 0
     assert recompute["retractions"].sum() > 0
     assert (backup["backup_gib"] == backup["retracted_tokens"] * TOKEN / GIB).all()
@@ -204,7 +203,7 @@ def test_the_parameters_are_plain_and_name_the_requests() -> None:
     assert json.loads(json.dumps(found)) == found
     assert found["digest"] == SMALL.fingerprint
     assert found["restore"] == "backup"
-    assert with_restore(study(), "recompute").parameters()["restore"] == "recompute"
+    assert study(restore="recompute").parameters()["restore"] == "recompute"
     # Without a bound the host decides nothing.
     assert found.keys().isdisjoint({"host_gib", "host_full"})
     bounded = study(host_gib=0.5).parameters()

@@ -39,12 +39,8 @@ CHECKED, FIRST, TABLE, ALL = (
 )
 FURTHER = "localize, further rank"  # of files recorded before runs were verified in the table
 EAGER, POOL = "upstream's eager write", "the pool's method"
-#: The spec of the op of each part, and what a row calls the op.
-OPS = {
-    LOCALIZE: ("localize_run", "localize_run"),
-    MERGE: ("merge_stacked", "merge_stacked"),
-    WRITE: ("set_mla_kv_buffer", "set_mla_kv_buffer"),
-}
+#: The op of each part.
+OPS = {LOCALIZE: "localize_run", MERGE: "merge_stacked", WRITE: "set_mla_kv_buffer"}
 NEAR_STRIDE = Aim(1 / 1.1, "within 1.1x of it")
 ABOVE_MASK = Aim(5.0, "at least 5x")
 NEAR_COPY = Aim(1 / 1.1, "within 1.1x of it")
@@ -56,7 +52,7 @@ _LONG, _EFFORT, _QUICK = Effort(2.0, most=60), Effort(0.8, most=30), Effort(0.3,
 
 def op_name(part: str, backend: Backend) -> str:
     """What a row calls the op of a part by this backend."""
-    return f"{OPS[part][1]}, {backend}"
+    return f"{OPS[part]}, {backend}"
 
 
 def count_text(count: int) -> str:
@@ -241,7 +237,7 @@ def localize_rows(case: LocalizeCase, place: Place) -> list[Row]:
 
 def merge_rows(case: MergeCase, place: Place) -> list[Row]:
     """c partials of a decode step into one, beside a copy."""
-    spec = SPEC[OPS[MERGE][0]]
+    spec = SPEC[OPS[MERGE]]
     sizes: dict[str, int | str] = {
         "dcp_size": case.dcp_size,
         "queries": case.requests,
@@ -375,7 +371,7 @@ def make_steps(case: WriteCase, place: Place, rank: int) -> tuple[MLATokenToKVPo
 
 
 def _work(part: str, inputs: dict[str, Any], read: WidenedSlots | None = None) -> Work:
-    size = SPEC[OPS[part][0]].bytes_moved(inputs) // 2
+    size = SPEC[OPS[part]].bytes_moved(inputs) // 2
     if read is not None:  # what is verified is read whole
         size = size // 2 + 4 * len(read)
     device = next(x.device for x in inputs.values() if isinstance(x, Tensor))
@@ -384,7 +380,7 @@ def _work(part: str, inputs: dict[str, Any], read: WidenedSlots | None = None) -
 
 
 def _backends(part: str, place: Place) -> dict[str, Way]:
-    op = SPEC[OPS[part][0]].op
+    op = SPEC[OPS[part]].op
 
     def by(backend: Backend) -> Way:
         return lambda work: op(**work.inputs, backend=backend)

@@ -113,7 +113,7 @@ def test_an_op_that_gives_something_else_is_not_timed(
     monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     both = replace(HERE, backends=("torch", "triton"))
-    spec = ops.SPEC[ops.OPS[part][0]]
+    spec = ops.SPEC[ops.OPS[part]]
 
     def worse(*args: Any, backend: str, **more: Any) -> Any:
         if part == "owner_write" and backend == "triton":
