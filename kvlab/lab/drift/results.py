@@ -52,7 +52,7 @@ TABLES = {
 #: Columns of words; all others hold numbers.
 WORDS = ("condition", "defect", "dtype", "axis", "event", "label")
 KNOWN = {"condition": NAMES, "dtype": DTYPES, "axis": ("position", "since_restore")}
-#: Every token of some requests in every run: written by ``kvlab.lab.drift.study``.
+#: Every token of some requests in every run: written by ``kvlab.lab.drift.token_drift``.
 TOKEN_DRIFT = ("condition", "dcp_size", "dtype", "rid", "restored_at", "tokens", "abs_dlogprob")
 
 
@@ -198,6 +198,6 @@ def read_token_drift(folder: Path | None = None) -> pd.DataFrame:
         raise StudyError(
             f"tokens and drift of all runs are the table token_drift.csv with "
             f"{', '.join(TOKEN_DRIFT)}: {path.name} of {path.parent.name!r}: "
-            f"{type(error).__name__}: {error}; make it with python -m kvlab.lab.drift.study"
+            f"{type(error).__name__}: {error}; make it with python -m kvlab.lab.drift.token_drift"
         ) from None
     return found.assign(abs_dlogprob=pd.Series(drift, dtype=object))

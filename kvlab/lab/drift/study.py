@@ -4,39 +4,28 @@
     write_study(study.run(cache=Path("build/drift")), Path("data/runs/drift"))
 
 Runs are spread over processes of one thread each and kept as they finish, one file a run, so that a
-study that is killed goes on where it stopped. As a command this module
-writes every token of some requests in every run, which the drift explorer colors:
-
-    python -m kvlab.lab.drift.study --cache build/cache/drift --out data/runs/drift
+study that is killed goes on where it stopped.
 """
 
-import argparse
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import torch
 
 from kvlab.errors import StudyError
 from kvlab.lab.drift.defects import DTYPES, NAMES, REFERENCE, Point, condition
-from kvlab.lab.drift.prompts import RUNNING, Prompts, default_prompts
-from kvlab.lab.drift.results import TOKEN_DRIFT, Study, result_folder
-from kvlab.lab.drift.tables import Find, assemble, cut, run_data
+from kvlab.lab.drift.prompts import RUNNING, Prompts
+from kvlab.lab.drift.results import Study
+from kvlab.lab.drift.tables import Find, assemble
 from kvlab.lab.keep import Keep, Note, Progress, Values, finished, point_key
 from kvlab.lab.origin import collect_origin
-from kvlab.memory.published import data_path
 
 VIEWS = ("forced", "free")
 MOST_RANKS = 256
-COMMAND = "python -m kvlab.lab.drift.study"
-#: How many requests ``token_drift`` keeps.
-REQUESTS = 12
 
 
 @dataclass(frozen=True)
@@ -196,63 +185,3 @@ def weights_digest(folder: Path) -> str:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def token_drift(model: Path, cache: Path, requests: int = REQUESTS) -> pd.DataFrame:
-    """Each token of the first requests in each run of the forced view, columns ``TOKEN_DRIFT`` as
-    in their file (``results.read_token_drift``); what ``cache`` has is not run again.
-
-    Errors: as ``DriftStudy.runs``.
-    """
-    study = DriftStudy(model, default_prompts())
-    find = study.runs(keep=Keep(cache))
-    rows = []
-    for point in study.points():
-        reference, run = (
-            find("forced", Point(REFERENCE, 1, point.dtype)),
-            run_data(find, point, study.prompts),
-        )
-        texts = cut(reference["token"], reference["length"])
-        for rid in range(requests):
-            values = np.abs(run.dlogprob[rid])
-            rows.append(
-                (
-                    *(point.known.name, point.dcp_size, point.dtype, rid),
-                    " ".join(map(str, run.back.get(rid, []))),
-                    bytes(texts[rid].astype(np.uint8).tolist()).hex(),
-                    " ".join(f"{value:.3g}" for value in values),
-                )
-            )
-    return pd.DataFrame(rows, columns=list(TOKEN_DRIFT))
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options of ``python -m kvlab.lab.drift.study``."""
-    made = argparse.ArgumentParser(
-        prog=COMMAND, description="Write every token of some requests in every run of a study."
-    )
-    for name, place, what in (
-        ("--cache", "build/cache/drift", "finished runs"),
-        ("--out", "data/runs/drift", "where the table goes"),
-    ):
-        made.add_argument(
-            name, type=Path, default=Path(place), metavar="DIR", help=f"{what} (%(default)s)"
-        )
-    return made
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Make the table and its origin."""
-    asked = parser().parse_args(argv)
-    place = result_folder(asked.out)
-    model = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
-    table = token_drift(model, asked.cache)
-    about = {"model": model.name, "requests": REQUESTS, "view": "forced"}
-    origin = collect_origin(COMMAND, None, about, "cpu").as_dict()
-    place.put("token_drift.csv", table.to_csv(index=False, lineterminator="\n"))
-    place.put("token_drift.json", json.dumps(origin, indent=1) + "\n")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -136,6 +136,7 @@ def test_only_the_natural_schedule_is_short() -> None:
         config = node(name, 4)
         assert (config.layout.capacity_tokens < needs) == (name == "natural")
         assert (config.force_retract_interval == 3) == (name == "forced_fixed")
+    assert counts(prompts, "no_retraction", 4)["retract"] == 0
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
@@ -151,7 +152,3 @@ def test_the_quick_study_has_a_natural_retraction_too(dcp_size: int) -> None:
     found = counts(default_prompts().head(12, 24), "natural", dcp_size)
     assert found["retract"] >= 1
     assert (found["abort"], found["finish"]) == (0, 12)
-
-
-def test_where_there_is_room_nobody_leaves() -> None:
-    assert counts(default_prompts(), "no_retraction", 4)["retract"] == 0

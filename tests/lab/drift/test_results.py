@@ -43,7 +43,6 @@ def second_line(old: str, new: str) -> Callable[[str], str]:
     ("name", "change", "sentence"),
     [
         ("summary", cut_inside, r"summary\.csv of 'study' ends inside line \d+"),
-        ("tokens", cut_inside, r"tokens\.csv of 'study' ends inside line \d+"),
         ("positions", header, r"positions\.csv of 'study' has no rows"),
         ("summary", lambda _: "", r"summary\.csv of 'study' EmptyDataError"),
         ("requests", cut_lines, r"requests\.csv of 'study' has \d+ rows of \d+ runs, which are"),

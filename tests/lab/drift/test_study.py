@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -16,11 +17,13 @@ from kvlab.lab.drift import (
     Prompts,
     Study,
     read_study,
+    read_token_drift,
     write_study,
 )
 from kvlab.lab.drift import study as study_module
 from kvlab.lab.drift.results import TABLES
 from kvlab.lab.drift.study import model_digest, weights_digest
+from kvlab.lab.drift.token_drift import token_drift
 from kvlab.lab.keep import Values
 from kvlab.memory.published import data_path
 from kvlab.viz.drift import origin_of
@@ -122,6 +125,19 @@ def test_tokens_of_the_timeline_are_those_of_its_run(done: Study) -> None:
         assert part["restored"].tolist() == [bool(at >= back) for at in part["position"]]
         finished = events[(events["rid"] == rid) & (events["event"] == "finish")]
         assert finished["step"].iloc[0] == part["step"].iloc[-1]
+
+
+def test_the_table_of_all_tokens_is_of_the_same_runs(
+    planned: DriftStudy, done: Study, kept: Path, tmp_path: Path
+) -> None:
+    table = token_drift(planned, kept, 6)
+    table.to_csv(tmp_path / "token_drift.csv", index=False)
+    found = read_token_drift(tmp_path)
+    most = [np.nanmax([*drift, -1.0]) for drift in found["abs_dlogprob"]]
+    want = done.requests["max_abs_dlogprob"].fillna(-1.0)
+    np.testing.assert_allclose(most, want, rtol=0.006, atol=1e-12)
+    ran = done.requests["restored_at"].notna()
+    assert found["restored_at"].map(bool).tolist() == ran.tolist()
 
 
 def test_positions_count_every_finite_token_once(done: Study) -> None:

@@ -185,19 +185,9 @@ def test_the_text_names_every_defect_once_in_its_group_and_says_what_stays_unkno
     # What cannot be behind it needs no measurement.
     assert "count the rows that a rank saves" not in argued
     assert f"0 of 48 requests in {DTYPES[0]} say something else" in argued
-
-
-def test_rounding_is_said_to_change_what_is_drawn_only_where_it_did() -> None:
-    changes, did_not = "Rounding alone changes what is drawn", "Rounding alone changed no token"
-    calm = "\n".join(argument(summary()))
-    assert did_not in calm and changes not in calm
+    assert "Rounding alone changed no token" in argued
     moved = "\n".join(argument(summary({"forced_fixed__4": {"diverged_requests": 1}})))
-    assert changes in moved and did_not not in moved
-
-
-def test_the_text_follows_the_numbers() -> None:
-    calm = argument(summary({"defect_state_stale__1": {"max_from_fixed": 0.0}}))
-    assert not any("log the state slot before and after" in line for line in calm)
+    assert "Rounding alone changes what is drawn" in moved
 
 
 def test_a_study_without_a_defect_argues_nothing() -> None:
