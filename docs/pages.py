@@ -94,7 +94,7 @@ def adapt(notebook: NotebookNode, page: str) -> None:
                 data["text/html"] = f'<img src="data:image/png;base64,{png}"{told}>'
     stem = page.split("/")[-1]
     end = f'The file of this page: <a href="{stem}.ipynb" download>{stem}.ipynb</a>.'
-    end += f" Its figures are [in the gallery](../figures.md#{stem.replace('_', '-')})."
+    end += f" Its figures are [in the gallery](../figures.md#{_anchor(stem)})."
     notebook.cells.append(new_markdown_cell(end))  # type: ignore[no-untyped-call]
 
 
@@ -170,7 +170,7 @@ def figures_page(figures: Sequence[SavedFigure], notebooks: Sequence[Mapping[str
     for stem in [*titles, None]:
         own = [f for f in figures if (f.notebook if f.notebook in titles else None) == stem]
         if stem is not None:
-            lines.append(f"({stem})=\n## [{plain(titles[stem])}](notebooks/{stem}.ipynb)")
+            lines.append(f"({_anchor(stem)})=\n## [{plain(titles[stem])}](notebooks/{stem}.ipynb)")
             lines += [] if own else ["It saves no figure."]
         elif own:
             lines.append("## Made elsewhere")
@@ -256,6 +256,11 @@ def api_pages() -> Iterator[tuple[str, str]]:
         yield f"api/{package}.rst", "\n".join(parts)
     told = "Every public name, by package.\n\n.. toctree::\n   :maxdepth: 1\n\n"
     yield "api/index.rst", "API\n===\n\n" + told + "".join(f"   {p}\n" for p in sorted(pages))
+
+
+def _anchor(stem: str) -> str:
+    """Of the figures of a notebook; docutils drops a digit at the begin."""
+    return f"figures-{stem.replace('_', '-')}"
 
 
 def _tree(caption: str, entries: Sequence[str]) -> str:

@@ -61,7 +61,8 @@ def test_no_link_is_dead_and_every_page_has_one_title_and_pictures_with_words(
         path.relative_to(built.folder.resolve()).as_posix() for path in pages
     }
     assert [dead for path in pages for dead in dead_links(path, pages)] == []
-    assert {p.name: seen.tags["h1"] for p, seen in pages.items() if seen.tags["h1"] != 1} == {}
+    titles = {path.stem: seen.tags["h1"] for path, seen in pages.items()}
+    assert {name: n for name, n in titles.items() if n != 1 and name != "search"} == {}
     assert [seen.unnamed[:2] for seen in pages.values() if seen.unnamed] == []
 
 
@@ -111,7 +112,7 @@ def test_a_notebook_leads_to_its_neighbours_its_words_its_figures_and_its_file(
     assert '<link rel="next" title="Trace" href="03_trace.html">' in text
     assert '<link rel="prev" title="A small sum" href="01_sum.html">' in text
     assert '<a href="02_panel.ipynb" download>' in text
-    assert 'href="../figures.html#panel"' in text or 'href="../figures.html#id' in text
+    assert 'href="../figures.html#figures-02-panel"' in text
     first = built.page("notebooks/01_sum.html")
     assert 'href="02_panel.html"' in first
     assert 'href="../glossary.html#dcp"' in first
@@ -151,8 +152,9 @@ def test_the_commands_are_those_of_the_program_with_their_options(built: Built) 
 
 def test_troubleshooting_leads_from_symptoms_to_notebooks(built: Built) -> None:
     text = built.page("troubleshooting.html")
+    words = re.sub("<[^>]+>", "", text)
     for word in ("device-side assert", "get_cpu_copy", "Decode out of memory", "No such kernel"):
-        assert word in text
+        assert word in words
     for number in ("00_start_here", "01_two", "03_crash", "04_backup", "05_retr", "06_logprob"):
         assert f'href="notebooks/{number}' in text
 
