@@ -109,8 +109,6 @@ class CountingNode:
         """
         if not isinstance(workload, Workload):
             workload = Workload("requests", tuple(workload), "a plain sequence")
-        last = workload.requests[-1]
-        self.config.arrival_step(last.arrival_s, last.rid)  # none is later
         self._begin(workload.requests, record)
         told, total = 0, len(workload.requests)
         while self._proceed():
@@ -123,6 +121,7 @@ class CountingNode:
     def _begin(self, requests: Sequence[Request], record: bool) -> None:
         layout = self.config.layout
         self.requests, self.arrived = requests, 0
+        self._arrival_steps = [self.config.arrival_step(r.arrival_s, r.rid) for r in requests]
         self.recorder = RunRecorder(self.config, record, len(requests))
         self.step = self.clock = 0
         self.waiting: deque[RunningRequest] = deque()  # for a prefill
@@ -156,10 +155,10 @@ class CountingNode:
         if not self.running:
             self.step += 1
         elif len(self.running) < before:
-            self._forward(1)
+            self._forward(*self._fitting(1))
         else:
-            forwards = self._quiet_forwards()
-            self._forward(forwards)
+            forwards, pages = self._quiet_forwards()
+            self._forward(forwards, pages)
             if self._by_ratio:
                 self._ratio = self._ratio.after(forwards)
         return True
@@ -186,7 +185,7 @@ class CountingNode:
         in_system = len(self.waiting) + len(self.running) + len(self.retracted)
         if bound is not None and in_system >= bound:
             return None
-        return self.config.arrival_step(self.requests[self.arrived].arrival_s)
+        return self._arrival_steps[self.arrived]
 
     def _resume(self) -> None:
         available = self.free * self._width
@@ -313,9 +312,9 @@ class CountingNode:
     def _abort(self, request: RunningRequest, kv: int, reason: str) -> None:
         self.recorder.ended(self.step, "aborted", request.rid, request.generated, kv, reason)
 
-    def _forward(self, forwards: int) -> None:
-        """So many forwards at once; requests finish in the last of them only."""
-        self.free -= self._fitting(forwards)[1]
+    def _forward(self, forwards: int, pages: int) -> None:
+        """So many forwards at once, which open ``pages``; requests finish in the last only."""
+        self.free -= pages
         self.recorder.peak("peak_pages", self.config.layout.num_pages - self.free)
         self.recorder.add("forwards", forwards)
         self.recorder.add("decode_tokens", forwards * len(self.running))
@@ -327,9 +326,9 @@ class CountingNode:
 
     # How many steps are quiet -------------------------------------------------------------------
 
-    def _quiet_forwards(self) -> int:
-        """Forwards until something else may happen, at least 1. Who is on the host needs no look:
-        what it may take only shrinks until then."""
+    def _quiet_forwards(self) -> tuple[int, int]:
+        """Forwards until something else may happen, at least 1, and the pages that they open. Who
+        is on the host needs no look: what it may take only shrinks until then."""
         while not self._ends[self._end_clocks[0]]:
             del self._ends[heappop(self._end_clocks)]
         quiet = self._end_clocks[0] - self.clock + 1
@@ -338,9 +337,9 @@ class CountingNode:
         interval = self.config.force_retract_interval
         if interval is not None and len(self.running) > 1:
             quiet = min(quiet, interval - self.clock % interval)
-        quiet, _ = self._fitting(quiet)
+        quiet, pages = self._fitting(quiet)
         if not self.waiting or not self._has_slot():
-            return quiet
+            return quiet, pages
         # While no page opens, the budget only grows and what the head must find only falls, so its
         # entry is found by bisection. Pages that open can make it too early; then it asks again.
         head = self.waiting[0]
@@ -349,8 +348,8 @@ class CountingNode:
             return self._charge(head, self._budget(ahead), self._tokens(ahead)) is not None
 
         if not may_enter(quiet):
-            return quiet
-        return 1 + bisect_left(range(1, quiet), True, key=may_enter)
+            return quiet, pages
+        return self._fitting(1 + bisect_left(range(1, quiet), True, key=may_enter))
 
     def _fitting(self, forwards: int) -> tuple[int, int]:
         """How many of the next forwards find their pages among the free ones, and these pages."""

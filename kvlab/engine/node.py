@@ -91,10 +91,10 @@ class StepNode(CountingNode):
                 raise PoolError(f"after step {self.step}: {'; '.join(broken)}")
         return goes_on
 
-    def _quiet_forwards(self) -> int:
-        return 1  # each is run
+    def _quiet_forwards(self) -> tuple[int, int]:
+        return self._fitting(1)  # each is run
 
-    def _forward(self, forwards: int) -> None:
+    def _forward(self, forwards: int, pages: int) -> None:
         """One token for each running request; its KV goes to the position after its last."""
         requests = list(self.running.values())
         kv = [request.prompt + self.clock - request.born - 1 for request in requests]
@@ -108,7 +108,7 @@ class StepNode(CountingNode):
         self.cells.write(rids, torch.tensor(kv), slots)
         for request in self._ends.get(self.clock, ()):  # they finish now
             self.cells.check(request.rid, self._slots(request))
-        super()._forward(forwards)
+        super()._forward(forwards, pages)
 
     def _slots(self, request: RunningRequest) -> WidenedSlots:
         """The slots of all positions of a running request."""

@@ -161,12 +161,7 @@ _OPTIONAL = {f.name for f in fields(NodeConfig) if f.default is None}
 
 def paged(tokens: int, layout: DcpLayout) -> int:
     """``tokens`` rounded up to whole widened pages, in tokens."""
-    return layout.pages_for(tokens) * layout.widened_page_size
-
-
-def opens_page(kv_tokens: int, layout: DcpLayout) -> bool:
-    """Whether the next token of a request with ``kv_tokens`` cached opens a page."""
-    return kv_tokens % layout.widened_page_size == 0
+    return -(-tokens // layout.widened_page_size) * layout.widened_page_size
 
 
 def victim_key(generated: int, prompt_tokens: int, joined: int) -> tuple[int, int, int]:

@@ -21,7 +21,6 @@ from kvlab.engine import (
 from kvlab.engine.policy import (
     allocatable,
     need_single,
-    opens_page,
     ratio_budget,
     required_by_ratio,
     required_to_admit,
@@ -29,6 +28,12 @@ from kvlab.engine.policy import (
 )
 from kvlab.engine.result import ABORT_HOST_FULL, ABORT_LAST, ABORT_NO_RESUME, ABORT_TOO_LARGE
 from kvlab.engine.workload import Request
+from kvlab.index import DcpLayout
+
+
+def opens_page(kv_tokens: int, layout: DcpLayout) -> bool:
+    """Whether the next token of a request with ``kv_tokens`` cached opens a page."""
+    return layout.pages_for(kv_tokens + 1) > layout.pages_for(kv_tokens)
 
 
 @dataclass(eq=False)

@@ -21,7 +21,6 @@ from kvlab.engine import (
 from kvlab.engine.policy import (
     allocatable,
     need_single,
-    opens_page,
     paged,
     ratio_budget,
     required_by_ratio,
@@ -32,7 +31,6 @@ from kvlab.engine.workload import Workload
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
 
-LAYOUTS = st.builds(DcpLayout, st.integers(1, 8), st.integers(1, 64), st.just(10))
 W8 = NodeConfig(DcpLayout(2, 4, 10), reserved_decode_tokens=5, clip_max_new_tokens=20)
 PLAIN = NodeConfig(DcpLayout(1, 1, 1))
 
@@ -42,18 +40,6 @@ PLAIN = NodeConfig(DcpLayout(1, 1, 1))
 @pytest.mark.parametrize(("tokens", "whole"), [(0, 0), (1, 8), (8, 8), (9, 16), (16, 16)])
 def test_tokens_are_rounded_up_to_whole_widened_pages(tokens: int, whole: int) -> None:
     assert paged(tokens, W8.layout) == whole
-
-
-@given(LAYOUTS, st.integers(0, 10_000))
-def test_a_page_opens_exactly_when_one_token_more_needs_one_page_more(
-    layout: DcpLayout, kv_tokens: int
-) -> None:
-    more = layout.pages_for(kv_tokens + 1) - layout.pages_for(kv_tokens)
-    assert more == opens_page(kv_tokens, layout)
-
-
-def test_the_worked_example_opens_page_two_at_the_third_forward() -> None:
-    assert [opens_page(6 + g - 1, W8.layout) for g in (1, 2, 3)] == [False, False, True]
 
 
 # Who is retracted ------------------------------------------------------------------------------

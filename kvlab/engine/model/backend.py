@@ -15,7 +15,7 @@ from kvlab.engine.model.handover import Prefill, Prefilled, prefill_apart
 from kvlab.engine.model.pools import Snapshot, take_snapshot
 from kvlab.engine.model.runner import ShardedModel
 from kvlab.engine.model.sampling import Greedy, Sampler
-from kvlab.errors import IndexSpaceError, PoolError, StudyError, WorkloadError
+from kvlab.errors import PoolError, StudyError, WorkloadError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int
 from kvlab.memory import KvBackup
@@ -47,7 +47,7 @@ class _Held:
 
 
 class ModelCells:
-    """The contract ``Cells`` over a ``ShardedModel``.
+    """The contract ``CacheBackend`` over a ``ShardedModel``.
 
     Args:
         sharded: the model over the decode node's pools.
@@ -103,12 +103,10 @@ class ModelCells:
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Prefill a request that holds nothing, or decode one token of each that runs.
 
-        Errors: WorkloadError for a prompt that is missing, is no list of ids, or has another length
-        than the scheduler counts with.
+        Errors: WorkloadError for a prompt that is missing, or has another length than the scheduler
+        counts with; IndexSpaceError for what is no id.
         """
         order = rids.tolist()
-        if not order:
-            raise PoolError("a write has at least one request: got none; skip the empty step")
         if order[0] not in self._held:
             self._prefill(order[0], WidenedSlots(slots))
             return
@@ -221,12 +219,7 @@ class ModelCells:
                 f"each request of the workload has a prompt: request {rid} has none among the "
                 f"{len(self.prompts)} here; name them by rid"
             )
-        try:
-            return [require_index("token", token) for token in self.prompts[rid]]
-        except IndexSpaceError as error:
-            raise WorkloadError(
-                f"a prompt is a list of token ids: in that of request {rid}, {error}"
-            ) from error
+        return [require_index(f"a token of prompt {rid}", token) for token in self.prompts[rid]]
 
     def _holding(self, rid: int) -> _Held:
         held = self._held.get(rid)

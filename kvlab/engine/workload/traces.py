@@ -238,12 +238,17 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                 f"{path.name} begins like a {kind} file but cannot be unpacked ({error}); fetch it "
                 f"again, unpack it first, or install what is missing"
             ) from error
-        if not isinstance(error, OSError):
+        if isinstance(error, IsADirectoryError):
+            told = f"is one file: got the folder {str(path)!r}; name a file inside it"
+        elif isinstance(error, FileNotFoundError):
+            here = str(Path.cwd())
+            told = f"must exist: no file at {str(path)!r} (looked from {here!r}); check the path"
+        elif isinstance(error, OSError):
+            why = error.strerror or error
+            told = f"must be readable: {str(path)!r} gives {why}; check its permissions"
+        else:
             raise
-        raise WorkloadError(
-            f"a trace is one file that can be read: {str(path)!r} gives "
-            f"{error.strerror or error} (looked from {str(Path.cwd())!r}); check the path"
-        ) from error
+        raise WorkloadError(f"a trace {told}") from error
 
 
 def _preamble(path: Path, lines: Iterator[Line]) -> tuple[dict[str, str], Line]:
