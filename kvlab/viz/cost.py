@@ -1,7 +1,8 @@
 """What operations cost: localization, backup and restore, merge and owner write.
 
 A point is a median with a bar from its first to its third quartile. A figure is drawn of whatever
-rows there are: axes without a point say so, and the caption names the cases that were not measured.
+rows there are: axes without a point say so, and the caption has the sentences of ``missing``, what
+was not measured.
 
 Worked example: 131,072 ids in 100 us are 0.76 ns an id. Upstream 6 ms, ours 1.5 ms, one copy of the
 same bytes 1.2 ms: the ratio to upstream is 4, the share of one copy 0.8.
@@ -9,6 +10,7 @@ same bytes 1.2 ms: the ratio to upstream is 4, the share of one copy 0.8.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,16 +28,15 @@ from kvlab.viz import style
 from kvlab.viz.style import Stroke, caption, doubling_axis, figure, legend_below, legend_in
 
 NOT_MEASURED = "not measured yet"
-#: Marker and colour of a DCP size, the same in every figure of costs.
-MARKERS: Mapping[int, str] = {1: "o", 2: "s", 3: "v", 4: "^", 8: "D"}
-COLORS: Mapping[int, str] = {
-    1: style.BLUE,
-    2: style.VERMILLION,
-    3: style.BLACK,
-    4: style.GREEN,
-    8: style.PURPLE,
+#: Of a DCP size, the same in every figure of costs.
+SIZES: Mapping[int, Stroke] = {
+    1: Stroke(style.BLUE, "-", "o"),
+    2: Stroke(style.VERMILLION, "-", "s"),
+    3: Stroke(style.BLACK, "-", "v"),
+    4: Stroke(style.GREEN, "-", "^"),
+    8: Stroke(style.PURPLE, "-", "D"),
 }
-OTHER_MARKER = "P"
+OTHER_SIZE = Stroke(style.BLACK, "-", "P")
 MOST_TICKS = 5
 CONTENDERS: Mapping[str, Stroke] = {
     ops.COPY: Stroke(style.DARK_GREY, ":", "_"),
@@ -58,10 +59,7 @@ def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str]
 
     Time an id, not a run: a method that is bound by memory is then a level line, a fixed cost
     falls with the length.
-
-    Args:
-        points: of ``localize_points``.
-        missing: sentences of what was not measured.
+    ``points``: of ``localize_points``.
     """
     fig = figure("double", height=3.4)
     ax = fig.subplots()
@@ -90,10 +88,7 @@ def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str]
 def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
     """Backup and restore: times upstream's speed above share of one copy, one line a layer count
     (dash) and DCP size (colour and marker).
-
-    Args:
-        points: of ``copy_points``.
-        missing: sentences of what was not measured.
+    ``points``: of ``copy_points``.
     """
     fig = figure("double", height=5.0)
     title = f"Backup and restore beside upstream's loop and one copy: {_device(origin)}"
@@ -114,8 +109,8 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
                 continue
             kinds: Any = mine.groupby(["layers", "dcp_size"])
             for (layer, size), line in kinds:
-                stroke = Stroke(COLORS.get(int(size), style.BLACK), dashes[layer], _marker(size))
-                _spread_line(ax, line, "tokens", f"{layer:g} layers, c={size:g}", stroke)
+                look = replace(SIZES.get(size, OTHER_SIZE), dash=dashes[layer])
+                _spread_line(ax, line, "tokens", f"{layer:g} layers, c={size:g}", look)
             _ceiling(ax, mine)
             _count_axis(ax, mine["tokens"], "tokens of the request")
             if measure == "ratio":
@@ -127,10 +122,7 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
         Line2D([], [], color=style.DARK_GREY, ls=dash, marker="", label=f"{n:g} layers")
         for n, dash in dashes.items()
     ]
-    handles += [
-        _size_key(size, COLORS.get(int(size), style.BLACK))
-        for size in sorted(points["dcp_size"].unique())
-    ]
+    handles += _size_keys(points)
     legend_in(fig.add_subplot(grid[2, :]), handles, ncols=6)
     text = (
         "Above: time of upstream's loop (a layer at a time, chunks of 8,192 rows) over ours. "
@@ -147,10 +139,7 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
 
     Small calls are bound by the start of the work, large ones by memory: over the bytes one sees
     where the one ends and the other begins.
-
-    Args:
-        points: of ``share_points``.
-        missing: sentences of what was not measured.
+    ``points``: of ``share_points``.
     """
     fig = figure("double", height=3.4)
     fig.suptitle(f"Merge and owner write beside one copy: {_device(origin)}", x=0.01, ha="left")
@@ -164,14 +153,13 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
         colors = {name: SHARE_COLORS[i % len(SHARE_COLORS)] for i, name in enumerate(names)}
         kinds: Any = mine.groupby(["contender", "dcp_size"])
         for (name, size), line in kinds:
-            stroke = Stroke(colors[name], "none", _marker(size))
-            _spread_line(ax, line, "bytes", f"{name}, c={size:g}", stroke)
+            look = Stroke(colors[name], "none", SIZES.get(size, OTHER_SIZE).marker)
+            _spread_line(ax, line, "bytes", f"{name}, c={size:g}", look)
         _ceiling(ax, mine)
         _from_zero(ax, mine)
         _bytes_axis(ax, mine["bytes"], "bytes of the copy")
         handles = [Line2D([], [], color=colors[n], lw=4, marker="", label=n) for n in names]
-        sizes = sorted(mine["dcp_size"].unique())
-        legend_below(ax, [*handles, *(_size_key(size, style.DARK_GREY) for size in sizes)], ncols=2)
+        legend_below(ax, [*handles, *_size_keys(mine, style.DARK_GREY)], ncols=2)
     axes[0].set_ylabel("share of one copy (measured)")
     text = (
         "Time of one copy of the bytes that must move, over ours: 1 is the ceiling. Medians, bars "
@@ -251,12 +239,14 @@ def bytes_text(count: int) -> str:
     return f"{count} B"
 
 
-def _marker(size: float) -> str:
-    return MARKERS.get(int(size), OTHER_MARKER)
-
-
-def _size_key(size: float, color: str) -> Line2D:
-    return Line2D([], [], color=color, ls="", marker=_marker(size), label=f"c={size:g}")
+def _size_keys(points: pd.DataFrame, color: str = "") -> list[Line2D]:
+    """The entry of each DCP size in a legend, in its color or in one for all."""
+    sizes = sorted(points["dcp_size"].unique())
+    looks = [SIZES.get(size, OTHER_SIZE) for size in sizes]
+    return [
+        Line2D([], [], color=color or look.color, ls="", marker=look.marker, label=f"c={size:g}")
+        for size, look in zip(sizes, looks, strict=True)
+    ]
 
 
 def _device(origin: Origin) -> str:

@@ -107,7 +107,9 @@ def tokens_figure(
     first = int(mine["begin"].min()) - 1  # the token of the prefill is drawn a step before
     last = max(int(mine["end"].max()), int(shown["step"].max()) + 1)
     title = wrap(
-        f"Tokens of a run, and where requests came back: {run}".rstrip(": "), TITLE_LETTERS
+        f"Tokens of a run, and where requests came back: {run}".rstrip(": "),
+        TITLE_LETTERS,
+        break_on_hyphens=False,
     )
     top = 0.16 + 0.16 * len(title)
     canvas = Canvas("double", "\n".join(title))

@@ -201,22 +201,6 @@ def test_freed_rows_hold_no_token_and_the_newcomer_takes_them() -> None:
     assert (reused[mine] > walk.victim).all()
 
 
-def test_stepping_to_the_end_and_back_shows_the_same_sentences() -> None:
-    panel = backup_stepper()
-    there = [panel.set(step=at).text for at in range(6)]
-    back = [panel.set(step=at).text for at in reversed(range(6))]
-    assert there == back[::-1] and len(set(there)) == 6
-    assert there[5].startswith("Step 5 of 5, restored. Of the victim's 12 positions 12 are right")
-
-
-def test_every_setting_of_the_stepper_is_drawn() -> None:
-    panel = backup_stepper()
-    for c, size, pool, fix in itertools.product(SIZES, (1, 2), ("low", "full"), (True, False)):
-        length = 16 if fix else 1
-        panel.set(dcp_size=c, page_size=size, pool=pool, fix=fix, length=length, step=5)
-        assert panel.text.startswith("Step 5 of 5, restored."), panel.text
-
-
 def test_hover_boxes_of_the_stepper_say_what_the_table_has() -> None:
     panel = backup_stepper().set(step=5, fix=False)
     table, said = panel.table(), [spot.text for spot in panel.drawing().spots]

@@ -242,21 +242,6 @@ def test_the_explorer_starts_with_a_picture_and_its_numbers() -> None:
     assert panel.table().equals(START.table())
 
 
-def test_the_explorer_follows_every_control() -> None:
-    panel = owner_explorer()
-    for move in (
-        {"dcp_size": 2, "pages": "3, 1, 5, 2"},
-        {"page_size": 8},
-        {"pages": "2, 7, 1, 4"},
-        {"start": 5},
-        {"length": 9},
-        {"rule": list(ENGINE_RULES)[1]},
-        {"slot": 40},
-    ):
-        before = panel.text
-        assert panel.set(**move).text != before, move
-
-
 @pytest.mark.parametrize(
     ("move", "message"),
     [
