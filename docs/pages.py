@@ -248,8 +248,8 @@ def api_pages() -> Iterator[tuple[str, str]]:
         package = ".".join(init.parent.relative_to(root.parent).parts)
         if package not in NO_FACE:
             face = "__all__" in init.read_text(encoding="utf-8")
-            modules = [] if face else sorted(init.parent.glob("[!_]*.py"))
-            pages[package] = [package, *(f"{package}.{path.stem}" for path in modules)]
+            files = [] if face else sorted(init.parent.glob("[!_]*.py"))
+            pages[package] = [package, *(f"{package}.{path.stem}" for path in files)]
     for package, modules in pages.items():
         lines = zip(modules, "=" + "-" * len(modules), strict=False)
         parts = (f"{m}\n{c * len(m)}\n\n.. automodule:: {m}\n   :members:\n" for m, c in lines)

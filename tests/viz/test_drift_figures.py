@@ -185,8 +185,8 @@ def test_every_request_is_one_mark_restored_apart_from_the_others_and_nan_in_its
         back = shown[(shown["dtype"] == first) & shown["restored_at"].notna()]
         assert len(marks["D"]) == len(back)
         assert scale.no_number in marks["D"]
-    found: list[Any] = fig.axes[0].collections
-    found = [tick for tick in found if str(tick.get_label()).startswith("floor ")]
+    drawn: Any = fig.axes[0].collections
+    found = [tick for tick in drawn if str(tick.get_label()).startswith("floor ")]
     ticks = {str(tick.get_label()): tick.get_segments()[0][:, 0].tolist() for tick in found}
     assert len(ticks) == len(names)
     for label, at in ticks.items():
