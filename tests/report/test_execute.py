@@ -111,7 +111,7 @@ def test_executing_in_place_keeps_the_outputs_the_same_each_time_and_a_failing_f
     assert main([*words, str(panel)]) == 0
     assert panel.read_bytes() == first
     outputs = read_notebook(panel).cells[2].outputs
-    assert outputs[0].data.keys() == {"image/png", "text/plain"}
+    assert outputs[0].data.keys() == {"image/png", "text/html", "text/plain"}
 
 
 def test_there_are_never_more_kernels_than_cores_or_notebooks(
