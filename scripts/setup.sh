@@ -8,7 +8,7 @@
 # the folder of the checkout is the lock, where there is flock(1), so no file is left behind.
 #
 # Reads: VENV (.venv), PYTHON (the first usable one), KVLAB_MIN_FREE_MB (4000). pip's own settings
-# (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honoured.
+# (PIP_INDEX_URL, PIP_FIND_LINKS, ...) are honored.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

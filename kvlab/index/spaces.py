@@ -75,7 +75,7 @@ class WidenedSlots:
             copied, so a later write to them is a write to these slots.
         start: position of ``ids[0]`` in the request, unit tokens.
 
-    Not an index: ``pool.kv[slots]`` is refused. Call ``localize(slots, layout, rank)``.
+    Not an index: ``pool.buffer[:, slots]`` is refused. Call ``localize(slots, layout, rank)``.
     Errors: IndexSpaceError for a wrong dtype or shape, or a negative start. The values of the ids
     are looked at by ``localize``, where the bounds are known.
     """

@@ -185,14 +185,11 @@ def parse_sizes(text: str, name: str) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-#: What a raw use of a slot's id, as a row number on its owner, would hit.
-RAW = ("right", "another token", "padding", "out of range")
-
-
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """``position``: of the run, None for a slot outside it; ``raw``: of ``RAW``; ``raw_slot``: what
-    the row that is hit stores, None for padding and out of range."""
+    """``position``: of the run, None for a slot outside it; ``raw``: what the slot as a row of its
+    owner would hit ("right", "another token", "padding", "out of range"); ``raw_slot``: the slot
+    that this row stores, None for padding and out of range."""
 
     slot: int
     page: int

@@ -1,6 +1,6 @@
 """How often does a decode node retract, as the DCP size and the memory budget grow?
 
-One run of the event scheduler for each (DCP size, budget): the same requests, the same rules, the
+One run of the counting node for each (DCP size, budget): the same requests, the same rules, the
 budget of one *rank* turned into pages by the model's geometry. More ranks hold more tokens, since
 each token is stored once: capacity grows by exactly c, and retractions stop where the working set
 fits. Every number here is *simulated*: a step has no duration unless arrivals are placed on steps.

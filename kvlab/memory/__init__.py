@@ -1,4 +1,7 @@
-"""The pools and the allocator of one rank: mutable state, each class with an ``audit()``."""
+"""Pools, allocator, request table and host backups, and the geometry that sizes them.
+
+What changes has an ``audit()``, which returns its broken laws.
+"""
 
 from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.allocator import PagedTokenToKVPoolAllocator

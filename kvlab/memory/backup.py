@@ -176,8 +176,7 @@ class KvBackup:
         """Errors: BackupError unless it can be restored now, into these rows of ``buffer``, each of
         them one row of its own position that can hold a token. ``belongs``: (layout, rank, space,
         row format) of the pool."""
-        if self._spent is not None:
-            self._require_unspent()
+        self._require_unspent()
         here = self.came_from
         mine = (self.layout, self.rank, self.space, self.row_format, here.start, here.positions)
         place = (*belongs, rows.start, rows.positions)

@@ -51,7 +51,6 @@ class MLATokenToKVPool:
     transfer of another device, BackupError for one whose staging memory is below a row.
     """
 
-    write_loc_is_dcp_resolved: ClassVar[bool] = False
     space: ClassVar[str] = "sharded"
 
     def __init__(
@@ -106,11 +105,6 @@ class MLATokenToKVPool:
 
         Errors: PoolError for a pool without."""
         return self.codec.scales(self.buffer)
-
-    @property
-    def kv_buffer(self) -> list[Tensor]:
-        """One view a layer, ``(rows, 1, elements)`` in the storage dtype, as upstream names it."""
-        return [layer.unsqueeze(1) for layer in self.buffer]
 
     def resolve(self, slots: WidenedSlots) -> PhysicalRows:
         """This rank's rows of a run of slots, on the pool's device wherever the slots are.
@@ -287,7 +281,7 @@ class MLATokenToKVPool:
         look at the state."""
         rows = self._rows_on_host(slots)
         belongs = (self.layout, self.rank, self.space, self.row_format)
-        backup.require_fits(rows, self.buffer, belongs, self.row_layout.page_size)
+        backup.require_fits(rows, self.buffer, belongs, self.row_layout.first_row)
         return rows
 
     def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> PendingCopy:

@@ -6,7 +6,7 @@ means that kvlab has not measured it. Such figures are shown beside simulated on
     >>> load_published("dcp_capacity").query("dcp_size == 8").tokens_logical.tolist()
     [756224, 5521920, 26462720]
 
-``data/README.md`` holds the schema, the sources, and the licence of each file.
+``data/README.md`` holds the schema, the sources, and the license of each file.
 """
 
 from pathlib import Path

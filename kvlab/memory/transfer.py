@@ -170,12 +170,6 @@ class StagedTransfer(HostTransfer):
         """Bytes of staging memory that are held: 0 before the first copy."""
         return 0 if self._staging is None else self._staging.numel()
 
-    @property
-    def in_flight(self) -> int:
-        """Copies that have not ended."""
-        self._pending = [copy for copy in self._pending if not copy.done]
-        return len(self._pending)
-
     def require_pool(self, buffer: Tensor) -> None:
         """Errors: see the class."""
         if buffer.device != self.device:

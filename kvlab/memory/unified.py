@@ -2,8 +2,7 @@
 
 Ids in ``req_to_token`` are widened *virtual* slots, stable while compaction moves rows. Reaching a
 row takes two steps in one order: shard (owner, divide) on the virtual id, then look its page up.
-What comes out is physical, so the inner methods must not localize again
-(``write_loc_is_dcp_resolved``, span 1).
+What comes out are rows (span 1): whoever takes them must not localize them again.
 
 Worked example, c=2, page_size=2, v2p = [0, 2, 3, 1]: virtual slot 9 is rank 1's virtual row 4, in
 virtual page 2, so physical page 3, so row 6. Looked up first, its owner would come from another id.
@@ -146,7 +145,6 @@ class UnifiedKVPool(MLATokenToKVPool):
     its result, or slots, and never translate twice: rows carry their type.
     """
 
-    write_loc_is_dcp_resolved: ClassVar[bool] = True
     space: ClassVar[str] = "resolved"
 
     def __init__(self, table: PageTable, rank: int, **options: Any) -> None:

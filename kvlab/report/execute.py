@@ -185,7 +185,7 @@ async def _execute(
 
 
 def last_lines(text: str) -> str:
-    """The last lines of an error message, as one line without colours."""
+    """The last lines of an error message, as one line without colors."""
     lines = [line.strip() for line in _ANSI.sub("", text).splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:])
 

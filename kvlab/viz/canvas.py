@@ -12,7 +12,7 @@ Worked example:
     >>> canvas.finish(height=1.0).get_size_inches().tolist()
     [3.5, 1.0]
 
-Ranks are ordered, so their colours are a scale (cividis, made for colour-blind readers) from dark
+Ranks are ordered, so their colors are a scale (cividis, made for color-blind readers) from dark
 to light and not a set of hues: hues are for the roles of ``kvlab.viz.style``.
 """
 
@@ -41,7 +41,7 @@ ROUND = tuple(step * 10**power for power in range(5) for step in (1, 2, 5))
 Point = tuple[float, float]
 #: Left, top, width, height in inches.
 Box = tuple[float, float, float, float]
-#: The look of an entry of a legend: a box, a marker with its colour, or ("line", colour).
+#: The look of an entry of a legend: a box, a marker with its color, or ("line", color).
 Key = Role | tuple[str, str]
 
 OUTSIDE = Role("", WHITE, ink=DARK_GREY)
@@ -55,7 +55,7 @@ def rank_role(rank: int, dcp_size: int) -> Role:
 
 
 def ink_on(face: str) -> str:
-    """Black or white, whichever has more contrast on ``face`` (at least 4.5 on any colour)."""
+    """Black or white, whichever has more contrast on ``face`` (at least 4.5 on any color)."""
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(face)]
     luminance = sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
     return BLACK if (luminance + 0.05) ** 2 > 0.05 * 1.05 else WHITE

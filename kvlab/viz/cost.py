@@ -87,7 +87,7 @@ def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str]
 
 def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
     """Backup and restore: times upstream's speed above share of one copy, one line a layer count
-    (dash) and DCP size (colour and marker).
+    (dash) and DCP size (color and marker).
     ``points``: of ``copy_points``.
     """
     fig = figure("double", height=5.0)

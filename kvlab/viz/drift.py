@@ -3,7 +3,7 @@
 Each function takes a table of the drift study and an origin, and returns a captioned figure. Drift
 is |Δℓ|, defined in ``kvlab.lab.drift.METRICS``. It spans seven decades, and the two values that say
 most are on none of them: a drift of exactly 0 (the same bits came out) and NaN. So zeros stand in a
-grey band below the lowest decade, NaN in one above the highest.
+gray band below the lowest decade, NaN in one above the highest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -380,7 +380,7 @@ def _cell(ax: Axes, x: float, y: float, text: str, share: float | None) -> None:
 def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figure:
     """Two panels of the training of the tiny model: loss and recall, against the bytes seen.
 
-    A grey line stands before the first point of each later phase: its batches are another text.
+    A gray line stands before the first point of each later phase: its batches are another text.
 
     ``log``: the lines of a training (``phase``, ``tokens``, ``train_bits_per_byte``,
     ``held_out_bits_per_byte``, ``recall``); ``chance``: of a value byte, 0 to 1.

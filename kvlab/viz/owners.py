@@ -197,7 +197,7 @@ def _finished(canvas: Canvas, field: Field, entries: Sequence[tuple[Key, str]]) 
 
 def _owner_marks(study: OwnerStudy, wide: float, high: float) -> Marks:
     """The owner of each slot. Where the numbers do not fit there is a legend of ranks, of which the
-    odd ones are hatched, so that colour does not stand alone."""
+    odd ones are hatched, so that color does not stand alone."""
     c, table = study.layout.dcp_size, study.table()
     owners = dict(zip(table["slot"], table["owner"], strict=True))
     two = high > ROW_IN

@@ -54,7 +54,7 @@ from kvlab.viz.style import caption, use_style, width_in
 
 P = ParamSpec("P")
 MOST_ROWS, TEXT_ROWS = 60, 20
-# White ground in dark themes too, with a frame that shows on either; text takes the theme's colour.
+# White ground in dark themes too, with a frame that shows on either; text takes the theme's color.
 GROUND = "background:#FFFFFF;border:1px solid #8C8C8C;display:block;max-width:none"
 INK = "color:var(--jp-content-font-color1, inherit)"
 
@@ -200,7 +200,7 @@ class Panel:
         data["text/plain"] = repr(self)
         if self._drawing is None:
             return data | {"text/html": self._note.value}, {}
-        # That of the screen in few colours, a third of it, since it is kept in a file.
+        # That of the screen in few colors, a third of it, since it is kept in a file.
         png = small_png(self._drawing.figure, SCREEN_DPI)
         still = Picture.of(self._drawing.figure, png, f"{self._alt()}\n{self.text}".strip())
         picture, size = still._repr_mimebundle_()

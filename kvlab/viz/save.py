@@ -48,7 +48,7 @@ METADATA: Mapping[str, Mapping[str, str | None]] = {
 }
 SETTLING_DRAWS = 4
 DECIMALS = 5  # of the figure's width: a hundredth of a pixel
-LEVELS = (16, 8, 6)  # of a channel: the first that gives at most 256 colours; 6 always does
+LEVELS = (16, 8, 6)  # of a channel: the first that gives at most 256 colors; 6 always does
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def show(fig: Figure, dpi: int = CSS_PX_PER_IN) -> Picture:
 def small_png(fig: Figure, dpi: int) -> bytes:
     """``fig`` as a PNG with a palette, a third of the bytes.
 
-    A figure has few colours: roles, greys, and the edges of letters. With 16 levels a channel that
+    A figure has few colors: roles, grays, and the edges of letters. With 16 levels a channel that
     is nearly always less than 256 different ones, so a pixel needs one byte and not three.
     """
     before = fig.dpi

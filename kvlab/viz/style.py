@@ -1,8 +1,8 @@
-"""One look for all figures: colours that colour-blind readers can tell apart, and roles.
+"""One look for all figures: colors that color-blind readers can tell apart, and roles.
 
-A reader learns the roles once: what this rank owns is blue, what another rank owns is grey, a
-wrong row is vermillion. Colour never stands alone: roles differ in hatch or in grey too, and lines
-in dash and marker, so a grey print still reads.
+A reader learns the roles once: what this rank owns is blue, what another rank owns is gray, a
+wrong row is vermillion. Color never stands alone: roles differ in hatch or in gray too, and lines
+in dash and marker, so a gray print still reads.
 
 Worked example:
 
@@ -52,7 +52,7 @@ WHITE, LIGHT_GREY, DARK_GREY = "#FFFFFF", "#D4D4D4", "#595959"
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What an area means, and how it is filled; ``ink`` is the colour of text that stands on it."""
+    """What an area means, and how it is filled; ``ink`` is the color of text that stands on it."""
 
     label: str
     color: str
@@ -78,7 +78,7 @@ class Stroke:
     marker: str
 
 
-# Seven lines that differ in colour, dash and marker at once.
+# Seven lines that differ in color, dash and marker at once.
 CYCLE = (
     cycler(color=[BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK])
     + cycler(linestyle=["-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 1))])
@@ -258,7 +258,7 @@ def doubling_axis(ax: Axes, values: Iterable[float], label: str, names: Sequence
 
 @dataclass(frozen=True, slots=True)
 class ZeroLog:
-    """A logarithmic axis of decades ``low`` to ``high`` (powers of ten), with a grey band below for
+    """A logarithmic axis of decades ``low`` to ``high`` (powers of ten), with a gray band below for
     exact zeros, and, if ``nan``, one above for values that are no number.
 
     Worked example: of the values 0, 3e-6 and 0.2 the decades are 1e-6 to 1, and the zero stands

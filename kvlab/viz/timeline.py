@@ -28,7 +28,7 @@ STATES: Mapping[str, Role] = {
     "running": Role("running", style.OWNED.color, ink=style.OWNED.ink),
     "retracted": Role("on the host", style.ORANGE, "////"),
 }
-#: What ends a stay, and how it is marked: marker, colour, words.
+#: What ends a stay, and how it is marked: marker, color, words.
 MARKS: Mapping[str, tuple[str, str, str]] = {
     "retract": ("v", style.VERMILLION, "retracted"),
     "resume": ("^", style.BLACK, "resumed"),

@@ -40,7 +40,7 @@ from kvlab.viz.drift import PQ
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
 from kvlab.viz.style import BLACK, DARK_GREY, SKY, VERMILLION, WHITE, Role, Width, caption, width_in
 
-# Darker is worse, so that a grey print keeps the order; the letters of the last two are bold.
+# Darker is worse, so that a gray print keeps the order; the letters of the last two are bold.
 EQUAL = Role("equal bits", WHITE)
 FLOOR = Role("|Δℓ| within 2 ε", "#D9D9D9")
 ABOVE = Role(f"|Δℓ| up to {UPSTREAM_TOLERANCE:.2f}", SKY)

@@ -5,7 +5,7 @@ log can be compared. A model that gives each byte the same chance needs 8 bits a
 value byte in one of 16 cases if it has learned no more than how values look.
 
 Where recall lies is asked through the sharded engine. Requests of one length are prefilled up to
-their first ``get``; then neighbours exchange what the pools hold for them, by backup and restore,
+their first ``get``; then neighbors exchange what the pools hold for them, by backup and restore,
 and each goes on with its own bytes, which ask for its own values:
 
     request 0   set qk=5f zt=0c ... get | qk=5f      the state and rows of request 1 say: ab=77 ...

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvlab import files
 from kvlab.engine.workload import default_workload, generate_closed_loop, save_csv
 from kvlab.errors import KvlabError
-from kvlab.memory import published
 from kvlab.memory.geometry import load_geometries
 from kvlab.memory.published import PUBLISHED, data_path, load_published
 
@@ -123,8 +123,8 @@ def test_a_missing_data_folder_says_where_it_was_looked_for(
         KvlabError, match=r"data/none\.csv lies in .*: the folder lacks it \(looked"
     ):
         data_path("none.csv")
-    monkeypatch.setattr(published, "__file__", str(tmp_path / "a" / "b" / "c.py"))
-    with pytest.raises(KvlabError, match=r"the folder is missing .*pip install -e \."):
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "kvlab" / "files.py"))
+    with pytest.raises(KvlabError, match=r"the folder is missing .*install kvlab again"):
         default_workload()
 
 
@@ -144,6 +144,6 @@ def test_a_row_without_source_or_status_is_refused(
     folder = tmp_path / "data" / "published"
     folder.mkdir(parents=True)
     (folder / "dcp_capacity.csv").write_text(text)
-    monkeypatch.setattr(published, "__file__", str(tmp_path / "kvlab" / "memory" / "published.py"))
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "kvlab" / "files.py"))
     with pytest.raises(KvlabError, match=error):
         load_published("dcp_capacity")

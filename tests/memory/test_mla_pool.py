@@ -224,15 +224,8 @@ def test_upstream_names_say_what_upstream_says(rank: int) -> None:
     draft = ReplicatedKVPool(layout, rank, **options)
     unified = UnifiedKVPool(table, rank, **options)
     assert [pool.write_loc_dcp_span for pool in (sharded, draft, unified)] == [4, 1, 1]
-    assert [pool.write_loc_is_dcp_resolved for pool in (sharded, draft, unified)] == [
-        False,
-        False,
-        True,
-    ]
     for pool, rows in ((sharded, 320), (draft, 1280), (unified, 256)):
-        assert [tuple(layer.shape) for layer in pool.kv_buffer] == [(rows, 1, 6)] * 3
-        pool.kv_buffer[2][rows - 1] = 1
-        assert bool((pool.buffer[2, rows - 1] == 1).all())
+        assert tuple(pool.buffer.shape) == (3, rows, 6)
     size = "3 layers x 320 rows x 6 torch.bfloat16, 0.0 MiB on cpu"
     assert repr(sharded) == f"MLATokenToKVPool(rank {rank} of 4, {size})"
 

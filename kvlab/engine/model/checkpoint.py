@@ -144,7 +144,7 @@ def load_model(
         dtype: float32, bfloat16 or float16.
 
     Errors: CapacityError as ``model_shape``, before a weight is read; StudyError for a folder that
-    is not such a checkpoint, weights that are quantised, missing, too many, of other shapes or not
+    is not such a checkpoint, weights that are quantized, missing, too many, of other shapes or not
     finite, and a device that is not there.
     """
     if dtype not in _DTYPES:

@@ -48,15 +48,13 @@ class RankPlan:
 class StepPlan:
     """B requests with T new tokens each.
 
-    ``lens`` int64 ``(B,)``: positions of each request, the new ones included; ``write_slots`` int64
-    ``(B * T,)``: widened slots of the new tokens (``out_cache_loc``); ``positions`` int64 ``(B,
-    T)``; ``visible`` bool ``(c, B, T, longest L)``: that of all ranks in one tensor, False past a
-    rank's own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
+    ``lens`` int64 ``(B,)``: positions of each request, the new ones included; ``positions`` int64
+    ``(B, T)``; ``visible`` bool ``(c, B, T, longest L)``: that of all ranks in one tensor, False
+    past a rank's own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
     """
 
     layout: DcpLayout
     lens: Tensor
-    write_slots: Tensor
     positions: Tensor
     ranks: tuple[RankPlan, ...]
     visible: Tensor
@@ -131,12 +129,10 @@ def plan_step(
                 new_rows=_rows(new_rows, layout, rank, device) if len(new) else None,
             )
         )
-    written = ids[(ends[:, None] - new_tokens + torch.arange(new_tokens)).flatten()]
     states = None if state_slots is None else torch.tensor(list(state_slots), device=device)
     return StepPlan(
         layout,
         lens.flatten(),
-        written.to(device),
         positions.to(device),
         tuple(ranks),
         visible,

@@ -190,7 +190,7 @@ class NanPadding(Verified):
 
 
 class ScalesLost(Verified):
-    """Quantised rows come back, their scales, which lie behind the values, stay what the new rows
+    """Quantized rows come back, their scales, which lie behind the values, stay what the new rows
     had."""
 
     def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:

@@ -76,7 +76,7 @@ class DriftStudy:
             )
 
     def points(self) -> list[Point]:
-        """The rows of the summary, conditions in the order of the catalogue. What a condition is
+        """The rows of the summary, conditions in the order of the catalog. What a condition is
         compared with is taken along, in its dtypes."""
         asked = [condition(name) for name in self.conditions]
         names = {"no_retraction", *self.conditions, *(known.fixed for known in asked)}
