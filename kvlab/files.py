@@ -21,17 +21,21 @@ PREFIX = ".kvlab-"
 
 @contextmanager
 def whole_file(place: Path) -> Iterator[Path]:
-    """The path to write to; it becomes ``place`` if the block ends well. A link is followed.
+    """The path to write to; it becomes ``place`` if the block ends well. A link is followed; a pipe
+    or a device is itself the path, for there is nothing to put in its place.
 
     Errors: OSError as the system raises it; the caller says what the file was for.
     """
+    if place.exists() and not place.is_file():
+        yield place
+        return
     place = Path(os.path.realpath(place))
     clear_leftovers(place.parent)
-    handle, name = tempfile.mkstemp(prefix=PREFIX, suffix=place.suffix, dir=place.parent)
-    part = Path(name)
+    handle, part = _locked_part(place)
+    while not part.exists():  # another writer took it for a left-over just before it was locked
+        os.close(handle)
+        handle, part = _locked_part(place)
     try:
-        with suppress(OSError):  # a file system without locks: its left-overs stay
-            fcntl.flock(handle, fcntl.LOCK_EX)
         yield part
         part.chmod(0o666 & ~_umask() if not place.exists() else place.stat().st_mode)
         os.replace(part, place)
@@ -53,6 +57,13 @@ def clear_leftovers(folder: Path) -> None:
         with suppress(OSError), part.open("rb") as file:  # a part that is being written is locked
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             part.unlink()
+
+
+def _locked_part(place: Path) -> tuple[int, Path]:
+    handle, name = tempfile.mkstemp(prefix=PREFIX, suffix=place.suffix, dir=place.parent)
+    with suppress(OSError):  # a file system without locks: its left-overs stay
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle, Path(name)
 
 
 def _umask() -> int:

@@ -48,8 +48,9 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: f
     weights = torch.exp(scores - top.clamp_min(torch.finfo(wide).min))
     total = weights.sum(dim=-1, keepdim=True)
     sure = total.clamp_min(1.0)
-    # An empty shard: top is -inf, and so is its lse.
-    return Partial((weights / sure) @ v, (top + torch.log(sure)).squeeze(-1))
+    # Empty by what is seen and not by its scores: a key of infinite numbers may score -inf.
+    least = top.clamp_min(torch.finfo(wide).min).masked_fill(~visible.any(-1, True), -math.inf)
+    return Partial((weights / sure) @ v, (least + torch.log(sure)).squeeze(-1))
 
 
 def _require_shapes(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> tuple[int, ...]:

@@ -295,9 +295,6 @@ def write_file(content: bytes, out: Path, what: str, option: str) -> None:
     Errors: KvlabError, which says that ``what`` cannot be written and to change ``option``.
     """
     try:
-        if out.exists() and not out.is_file():  # a pipe or a device: nothing to put in place
-            out.write_bytes(content)
-            return
         with whole_file(out) as part:
             part.write_bytes(content)
     except OSError as error:

@@ -61,7 +61,8 @@ def get_dcp_chunk_lens(
     require_int("tokens", tokens, 0, "a token count")
     require_int("chunk_tokens", chunk_tokens, 1, "positions of one chunk")
     require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
-    start = torch.arange(0, max(tokens, 1), chunk_tokens)
+    chunks = max(-(-tokens // chunk_tokens), 1)  # torch.arange with a step wraps near 2**63
+    start = torch.arange(chunks) * chunk_tokens
     lens = torch.clamp(tokens - start, max=chunk_tokens)
     ranks = (Shard(dcp_size, rank, interleave) for rank in range(dcp_size))
     return torch.stack([get_dcp_lens(lens, shard, start) for shard in ranks], dim=1)

@@ -65,7 +65,7 @@ def dcp_local_kv_block_table(loc_rows: Tensor, page_size: int, dcp_size: int) ->
     """
     require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")
     require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
-    width = page_size * dcp_size
+    width = require_int("page_size * dcp_size", page_size * dcp_size, 1, "slots of one block")
     loc_rows = as_id_tensor(loc_rows, "loc_rows")
     if loc_rows.dim() != 2:
         raise IndexSpaceError(

@@ -36,7 +36,7 @@ def swapped_in(out: Path) -> Iterator[Path]:
     is being written there, or it cannot be replaced; ReportError after it if the disk fails.
     """
     place = Path(os.path.realpath(out))
-    work = place.with_name(f".{place.name}.kvlab")
+    work = place.parent / f".{place.name}.kvlab"
     half, old = work / "new", work / "old"
     try:
         _require_free(out, place)

@@ -2,19 +2,19 @@
 
 ``Panel(draw, dcp_size=[1, 2, 4, 8], start=range(0, 32))`` calls ``draw(dcp_size=..., start=...)``
 whenever a control moves and shows the figure that it returns, or the ``Drawing``: a figure, the
-sentence below it, the numbers in it, and boxes with words for who hovers over them. Controls:
+sentence below it, the numbers in it, and boxes with words for those who hover over them. Controls:
 
     True                     tick box
     range(1, 9)              slider over 1 .. 8
     [1, 2, 4, 8]             slider that stops at these numbers
     ["fixed", "before"]      menu, also for a dict of label to value
-    (shorthand, "tooltip")   the same, with words for who hovers over it
+    (shorthand, "tooltip")   the same, with words for those who hover over it
     a widget                 as it is
 
 A control starts at the default that ``draw`` has for it, else at its first value.
 
 One pattern, because the others fail somewhere: an ``Output`` widget flickers and stays empty in
-static views, pyplot shows twice and leaks, an ``Image`` widget has no words for who cannot see.
+static views, pyplot shows twice and leaks, an ``Image`` widget has no words for the blind.
 Here an ``<img>`` of fixed size holds a PNG, with an image map whose boxes the browser itself
 explains on hovering, and the cell's output holds the same PNG beside the widget, for readers
 without a kernel.

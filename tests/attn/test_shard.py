@@ -46,6 +46,24 @@ def test_a_query_that_sees_no_key_is_an_empty_shard() -> None:
     assert torch.equal(blind.lse, empty.lse)
 
 
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("keys", [1, 2, 9])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_a_row_that_is_not_finite_shows_however_it_scores(
+    ranks: int, dtype: torch.dtype, keys: int, poison: float
+) -> None:
+    # A row of MLA is key and value. A query of each sign: one of them scores -inf.
+    q, rows = torch.tensor([[1.0], [-1.0]], dtype=dtype), torch.ones(keys, 1, dtype=dtype)
+    rows[0] = poison
+    visible = torch.ones(2, keys, dtype=torch.bool)
+    parts = [
+        partial_attention(q, rows[r::ranks], rows[r::ranks], visible[:, r::ranks], 1.0)
+        for r in range(ranks)
+    ]
+    assert merge_partials(parts).out.isnan().all()
+
+
 def test_bfloat16_keys_are_summed_in_float32() -> None:
     q, k = torch.ones(1, 1, dtype=torch.bfloat16), torch.zeros(300, 1, dtype=torch.bfloat16)
     part = partial_attention(q, k, k + 1, torch.ones(1, 300, dtype=torch.bool), 1.0)

@@ -317,6 +317,14 @@ def test_a_path_without_a_file_is_named(tmp_path: Path) -> None:
         load_trace(tmp_path / ("x" * 300))
 
 
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path, link = tmp_path / "w.csv", tmp_path / "link.csv"
+    path.write_text("before")
+    link.hardlink_to(path)
+    save_csv(Workload.from_arrays("a", [0.0], [1], [1], "x"), path)
+    assert link.read_text() == "before"  # nobody wrote into the old file
+
+
 def test_saving_into_a_missing_folder_is_refused(tmp_path: Path) -> None:
     w = Workload.from_arrays("a", [0.0], [1], [1], "x")
     with pytest.raises(WorkloadError, match=r"can be written: '.*' gives No such file"):

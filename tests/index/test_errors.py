@@ -187,6 +187,11 @@ TABLE: dict[str, Row] = {
         LayoutError,
         r"chunk_tokens must be at least 1",
     ),
+    "a block of more slots than int64 has": (
+        lambda: index.dcp_local_kv_block_table(ids([2**62])[None], 2**62, 3),
+        LayoutError,
+        r"page_size \* dcp_size must fit int64",
+    ),
     # Frees, capacity, raw use.
     "a range backwards": (
         lambda: index.merge_touching([(4, 8), (9, 5)]),

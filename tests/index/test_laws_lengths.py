@@ -26,6 +26,12 @@ def test_each_rank_holds_the_positions_that_are_its_own(
     assert torch.equal(torch.stack(parts).sum(0), lens)
 
 
+@pytest.mark.parametrize("chunk", [2**62 + 5, 2**63 - 1])
+def test_chunks_add_up_to_the_longest_run_too(chunk: int) -> None:
+    table = get_dcp_chunk_lens(2**63 - 1, chunk, 3)
+    assert sum(table.flatten().tolist()) == 2**63 - 1
+
+
 @given(st.integers(0, 200), st.integers(1, 40), sizes, turns)
 @settings(max_examples=100)
 def test_chunks_add_up_along_both_axes(tokens: int, chunk: int, c: int, turn: int) -> None:

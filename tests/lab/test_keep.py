@@ -196,6 +196,37 @@ with whole_file(Path(sys.argv[1], "row.csv")) as part:
 """
 
 
+def test_a_writer_whose_part_was_cleared_before_it_was_locked_takes_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, cleared = tempfile.mkstemp, list[str]()
+
+    def mkstemp(**how: Any) -> tuple[int, str]:
+        handle, name = made(**how)
+        if not cleared:  # as another writer does, that looks at the folder just now
+            clear_leftovers(tmp_path)
+            cleared.append(name)
+        return handle, name
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    with whole_file(tmp_path / "a.csv") as part:
+        assert str(part) not in cleared
+        part.write_text("whole")
+        clear_leftovers(tmp_path)  # nor is it cleared now
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with whole_file(pipe) as part:
+        part.write_text("whole")
+    assert os.read(reader, 9) == b"whole"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_the_part_of_a_killed_writer_goes_with_the_next_one_and_that_of_a_live_one_stays(
     tmp_path: Path,
 ) -> None:

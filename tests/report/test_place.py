@@ -86,6 +86,14 @@ def test_a_folder_whose_manifest_is_not_that_of_a_report_is_left_alone(
     assert (tmp_path / MANIFEST).read_text(encoding="latin-1") == manifest
 
 
+def test_the_root_of_the_file_system_is_no_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ReportError, match=r"/ holds other files and no manifest.json"):
+        write(Path("/"))
+
+
 @pytest.mark.parametrize("name", ["thesis.txt", "figures/b.svg", ".git"])
 def test_a_file_that_no_report_wrote_makes_it_refuse(old: Path, name: str) -> None:
     (old / name).write_text("mine")

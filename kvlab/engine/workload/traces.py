@@ -51,6 +51,7 @@ from pandas.io.common import get_handle  # type: ignore[import-not-found]  # has
 
 from kvlab.engine.workload.requests import MAX_TOKENS, Workload
 from kvlab.errors import WorkloadError
+from kvlab.files import whole_file
 from kvlab.memory.published import data_path
 
 FIX = "correct or remove the line"
@@ -182,7 +183,8 @@ def save_csv(workload: Workload, path: str | Path) -> None:
     body = (f"{r.arrival_s!r},{r.prompt_tokens},{r.output_tokens}" for r in workload.requests)
     text = "\n".join(chain(head, body)) + "\n"
     try:
-        Path(path).write_text(text, encoding="utf-8", newline="\n")
+        with whole_file(Path(path)) as part:
+            part.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise WorkloadError(
             f"a workload is saved to a file that can be written: {str(path)!r} gives "
@@ -350,7 +352,7 @@ def _fields(line: Line) -> list[str]:
 
 def _object(line: Line) -> dict[str, object]:
     try:
-        record = json.loads(line.text, object_pairs_hook=_once)
+        record = json.loads(line.text, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         # The decoder's own words end with a position in the line.
         line.fail(None, f"every line is one JSON object ({_short(str(error))})", line.text)
@@ -359,7 +361,7 @@ def _object(line: Line) -> dict[str, object]:
     return record
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """One JSON object. Of a repeated key Python would keep the last value, without a word."""
     record: dict[str, object] = {}
     for key, value in pairs:

@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvlab.engine.workload import Request, Workload
+from kvlab.engine.workload.traces import once
 from kvlab.errors import WorkloadError
 from kvlab.memory.published import data_path
 
@@ -91,7 +92,7 @@ def read_prompts(path: Path) -> Prompts:
     tokens, lengths, answers = [], [], []
     for number, line in enumerate(lines, start=1):
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=once)
             prompt, length = found["prompt"].encode("ascii"), found["output_tokens"]
             answers.append(found["answer"].encode("ascii"))
             if not prompt or type(length) is not int or length < 2:

@@ -95,6 +95,7 @@ def test_a_head_of_the_prompts_keeps_them_and_cuts_outputs() -> None:
         (b'{"prompt": "\\u00e9", "answer": "", "output_tokens": 3}', "UnicodeEncodeError"),
         (b"[]", "gives TypeError"),
         (b'{"prompt": "abc", "answer": "a", "output_tokens": 1000000}', r"3 \+ 1000000 positions"),
+        (b'{"prompt": "a", "prompt": "b", "answer": "", "output_tokens": 3}', "stands twice"),
         (b"[" * 100_000, "gives RecursionError"),
         (b"\xff\xfe", r"JSON lines in UTF-8: '.*p\.jsonl' gives .* can't decode byte 0xff"),
         (b"", r"at least 1 request, one a line: '.*p\.jsonl' has 0 lines; write a line"),
