@@ -10,7 +10,7 @@ from pathlib import Path
 from setuptools.command.build_py import build_py
 
 
-class WithFolders(build_py):
+class WithFolders(build_py):  # type: ignore[misc]  # setuptools ships no types
     """The usual step, and then the two folders."""
 
     def run(self) -> None:
