@@ -145,7 +145,7 @@ def test_what_cannot_be_done_is_one_sentence(run: Run, words: list[object], tmp_
     done = run("drift", "--model", tmp_path, "--requests", 49)
     assert done.code == 1 and "the study has 48 requests: got requests=49" in done.err
     done = run("drift", "--model", tmp_path, "--jobs", 1, "--requests", 1)
-    assert done.code == 1 and "config.json must be one JSON object" in done.err
+    assert done.code == 1 and "a checkpoint is a folder with a config.json" in done.err
     (tmp_path / "file").touch()
     done = run(*words[:-4], "--cache", tmp_path / "file", *words[-2:])
     assert done.code == 1 and "a cache is a folder that can be written" in done.err

@@ -236,6 +236,11 @@ def _require_plain(folder: Path, config: PreTrainedConfig) -> None:
 def _config(folder: Path) -> PreTrainedConfig:
     """The config; that of an unknown architecture as plain values, so that its shape is judged."""
     place = folder / "config.json"
+    if not place.is_file():
+        raise StudyError(
+            f"a checkpoint is a folder with a config.json: {str(folder)!r} has none; pass the "
+            f"folder that save_pretrained wrote (nothing is fetched)"
+        )
     values = _json(place)
     try:
         if values.get("model_type") not in CONFIG_MAPPING:

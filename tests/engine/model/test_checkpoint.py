@@ -71,7 +71,7 @@ def test_an_architecture_without_a_latent_cache_is_refused_before_a_weight_is_re
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match=r"'.*nowhere' is no folder; .* \(nothing is fetched\)"):
         load_model(tmp_path / "nowhere")
-    with pytest.raises(StudyError, match=r"config\.json must be .* FileNotFoundError"):
+    with pytest.raises(StudyError, match=r"with a config\.json: '.*' has none"):
         load_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StudyError, match=r"config\.json must be one JSON .* JSONDecodeError"):
