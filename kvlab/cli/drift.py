@@ -8,6 +8,7 @@ import typer
 
 from kvlab.cli import output
 from kvlab.cli.output import Json, Table, option
+from kvlab.files import require_writable
 
 if TYPE_CHECKING:
     from kvlab.lab.drift import Study
@@ -137,12 +138,11 @@ def run(
         DriftStudy,
         default_prompts,
         read_prompts,
-        result_folder,
         write_study,
     )
 
     if out is not None:
-        result_folder(out)
+        require_writable(out)
     asked = default_prompts() if prompts is None else read_prompts(prompts)
     wanted = requests or (min(QUICK_REQUESTS, len(asked.tokens)) if quick else None)
     if wanted is not None:

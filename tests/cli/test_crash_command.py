@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvlab.index import DcpLayout
-from kvlab.lab import crash_cuda
+from kvlab.lab import crash_cuda, origin
 from kvlab.lab.crash import CrashStudy, page_census
 from kvlab.lab.crash_cuda import ChildResult, read_record
 from tests.cli.conftest import Run
@@ -196,7 +196,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A made-up GPU")
-    monkeypatch.setattr(crash_cuda, "driver", lambda: "123.45")
+    monkeypatch.setattr(origin, "driver", lambda: "123.45")
     monkeypatch.setattr(crash_cuda, "crash_in_child", lambda *_: DIED)
 
 
@@ -212,9 +212,9 @@ def test_a_crash_on_cuda_is_recorded_without_paths_of_the_machine(run: Run, tmp_
     assert "/me/" not in text
     assert str(tmp_path) not in text
     found = read_record(out)
-    assert (found.device, found.driver, found.exit_code) == ("A made-up GPU", "123.45", 1)
-    assert found.message == "Index.cu:1: Assertion `x` failed."
-    assert found.command.endswith("--record crash.json")
+    assert (found.origin.device, found.child.exit_code) == ("A made-up GPU (driver 123.45)", 1)
+    assert found.child.message == "Index.cu:1: Assertion `x` failed."
+    assert found.origin.command.endswith("--record crash.json")
 
 
 @pytest.mark.usefixtures("gpu")
@@ -228,7 +228,7 @@ def test_without_a_name_the_recording_goes_where_the_project_keeps_it(
     assert "there is no folder 'data/runs' here; run it in the checkout" in refused.err
     (tmp_path / "data" / "runs").mkdir(parents=True)
     assert run(*words).code == 0
-    assert read_record(tmp_path / "data" / "runs" / "crash-cuda.json").exit_code == 1
+    assert read_record(tmp_path / "data" / "runs" / "crash-cuda.json").child.exit_code == 1
 
 
 @pytest.mark.usefixtures("gpu")

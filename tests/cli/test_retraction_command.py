@@ -213,7 +213,7 @@ REFUSED: list[tuple[str | None, list[str], str]] = [
     (None, ["--model", "Kimi-K3"], "bytes need the width of a latent row"),
     (None, ["--geometry", "mla_layers=40"], "a row of the KV cache needs mla_layers, kv_lora_ran"),
     (None, ["--page-size", "0"], "page_size is an int of at least 1"),
-    (None, ["--cache", "pyproject.toml"], "a cache is a folder that can be written"),
+    (None, ["--cache", "pyproject.toml"], "cannot be written"),
     (None, ["--host-full", "recompute"], "got --host-full recompute without --host-gib"),
     (None, ["--host-gib", "1", "--restore", "recompute"], "got host_gib=1.0 with restore='recomp"),
     (None, ["--columns", "1"], "--columns is of a picture: got --columns 1 without --figure"),
