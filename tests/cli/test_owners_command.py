@@ -46,7 +46,7 @@ def test_a_run_reaches_to_the_end_of_its_pages_and_a_pool_holds_it(run: Run) -> 
     assert found["layout"]["num_pages"] == 40
 
 
-def test_the_interleave_decides_who_stores_the_neighbours(run: Run) -> None:
+def test_the_interleave_decides_who_stores_the_neighbors(run: Run) -> None:
     words = ["owners", "--dcp-size", 2, "--page-size", 4, "--length", 8, "--json"]
     for interleave, owners in ((1, [0, 1] * 4), (2, [0, 0, 1, 1] * 2), (4, [0] * 4 + [1] * 4)):
         found = json.loads(run(*words, "--interleave", interleave).out)
