@@ -8,6 +8,7 @@ import typer
 
 from kvlab.cli import output
 from kvlab.cli.options import Cache, Jobs, Json, csv_option, names, numbers, option
+from kvlab.files import require_writable
 
 EPILOG = """\b
 conditions:
@@ -96,7 +97,7 @@ def run(
     from kvlab.memory.published import data_path
 
     if out is not None:
-        drift.result_folder(out)
+        require_writable(out)
     asked = drift.default_prompts() if prompts is None else drift.read_prompts(prompts)
     wanted = requests or (min(12, len(asked.tokens)) if quick else None)
     if wanted is not None:

@@ -202,7 +202,8 @@ class Exercise(Shown):
     @property
     def told(self) -> list[str]:
         """The title, the paragraphs of the task, the hint, each on one line."""
-        title, *paragraphs = (inspect.getdoc(self.rule) or "").split("\n\n")
+        text = inspect.getdoc(self.rule) or ""
+        title, *paragraphs = re.split(r"\n\n|\n(?=Source: )", text)
         return [title.rstrip("."), *(" ".join(text.split()) for text in paragraphs)]
 
     @property

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvlab.index import DcpLayout
-from kvlab.lab import crash_cuda
+from kvlab.lab import crash_cuda, origin
 from kvlab.lab.crash import page_census
 from kvlab.lab.crash_cuda import ChildResult, read_record
 from tests.cli.conftest import Run
@@ -117,7 +117,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A made-up GPU")
-    monkeypatch.setattr(crash_cuda, "driver", lambda: "123.45")
+    monkeypatch.setattr(origin, "driver", lambda: "123.45")
     monkeypatch.setattr(crash_cuda, "crash_in_child", lambda *_: DIED)
 
 
@@ -134,8 +134,9 @@ def test_on_cuda_the_copy_that_fails_runs_in_a_child_and_is_recorded_without_pat
     assert "full, before the fix: the child ended with exit code 134: /" in done.out
     assert "/me/" not in out.read_text() and str(tmp_path) not in out.read_text()
     found = read_record(out)
-    assert (found.device, found.driver, found.exit_code) == ("A made-up GPU", "123.45", 134)
-    assert found.command.endswith("--record crash.json")
+    assert found.origin.device == "A made-up GPU (driver 123.45)"
+    assert found.child.exit_code == 134
+    assert found.origin.command.endswith("--record crash.json")
     # Without a name it goes where the project keeps it.
     monkeypatch.chdir(tmp_path)
     refused = run(*RECORDED, "--record")
@@ -143,7 +144,7 @@ def test_on_cuda_the_copy_that_fails_runs_in_a_child_and_is_recorded_without_pat
     assert "there is no folder 'data/runs' here; run it in the checkout" in refused.err
     (tmp_path / "data" / "runs").mkdir(parents=True)
     assert run(*RECORDED, "--record").code == 0
-    assert read_record(tmp_path / "data" / "runs" / "crash-cuda.json").exit_code == 134
+    assert read_record(tmp_path / "data" / "runs" / "crash-cuda.json").child.exit_code == 134
 
 
 @pytest.mark.usefixtures("gpu")

@@ -36,7 +36,6 @@ def wrong_row_by_hand(v: int, c: int, rank: int) -> int:
     enough. Which slot does the row that is read belong to? Return that slot.
 
     Hint: row v of rank r holds the slot s with s // c == v and s % c == r; solve for s
-
     Source: SGLang issue 38645.
     """
     return DcpLayout(c, page_size=1, num_pages=v + 1).slot(rank, v)
@@ -66,7 +65,6 @@ def silent_or_loud(v: int, c: int, P: int, N: int) -> str:
     read without an error, and "crash" when it lies past the buffer.
 
     Hint: how many rows has the buffer of one rank? The padding page counts, the factor c not
-
     Source: SGLang issue 38645.
     """
     return "silent" if v < DcpLayout(c, P, N).row_end else "crash"

@@ -25,7 +25,6 @@ def bounds_of_two_spaces(c: int, P: int, N: int) -> tuple[int, int, int, int]:
     hold a token and one past the highest, in both spaces.
 
     Hint: both spaces have N + 1 pages, numbered from 0; a page has P * c slots, and P rows
-
     Source: SGLang pull request 33432.
     """
     layout = DcpLayout(c, P, N)
@@ -46,7 +45,6 @@ def phase_of_a_chunk(start: int, c: int, rank: int) -> int:
     the chunk (from 0) must it begin on rank `rank`?
 
     Hint: element 0 belongs to rank start % c; how many steps from there to `rank`?
-
     Source: SGLang's test of a second chunk (starts 2730, c = 8).
     """
     return int(owned_elements(torch.arange(start + c, start + 2 * c), Shard(c, rank))[0])
@@ -68,7 +66,6 @@ def localized_twice(answer: object, c: int, P: int, rank: int) -> str:
     twice it still gives one row, and not one of the padding page (below P). Return the slot.
 
     Hint: begin at the end: choose the last row, then a row that localizes to it, then a slot
-
     Source: SGLang issue 34889.
     """
     slot = whole_number(answer, "slot")

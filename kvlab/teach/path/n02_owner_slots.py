@@ -51,7 +51,6 @@ def ragged_tail(length: int, start: int, c: int, rank: int) -> int:
     hold none.
 
     Hint: find the first position of the rank (its phase); from there it holds every c-th
-
     Source: vLLM issue 50391.
     """
     return int(get_dcp_lens(torch.tensor(length), Shard(c, rank), torch.tensor(start)))
@@ -75,7 +74,6 @@ def longer_turns(v: int, c: int, turn: int) -> tuple[int, int]:
     turn = 1 is the rule that you know. On which rank is slot v, in which row? Return (rank, row).
 
     Hint: number the turns: slot v is in turn v // turn, at v % turn within it
-
     Source: vLLM issue 51031.
     """
     layout = DcpLayout(c, turn, v // (c * turn) + 1, interleave=turn)

@@ -35,7 +35,6 @@ def smallest_silent_pool(q: int, c: int, P: int) -> int:
     silent for every slot of page q? Find it for q = 1 by hand first.
 
     Hint: write down the last slot of page q and the number of rows of a rank; compare
-
     Source: SGLang issue 38645.
     """
     N = q
@@ -68,7 +67,6 @@ def overwritten_positions(victim: list[int], other: list[int], c: int) -> list[i
     position i. Return the positions of the other request that are overwritten, ascending.
 
     Hint: in which row does slot s of the other request lie? Is it among the victim's?
-
     Source: SGLang issue 38645.
     """
     rows, slots = torch.full((c, max(victim + other) + 1), -1), torch.tensor(other)
@@ -135,7 +133,6 @@ def a_test_that_sees_it(
     at least 3 * c - 1.
 
     Hint: high pages crash, and the same slots get back what was taken: use two low ones
-
     Source: SGLang issue 38645.
     """
     pair = isinstance(answer, list) and len(answer) == 2

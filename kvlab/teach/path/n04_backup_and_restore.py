@@ -32,7 +32,6 @@ def positions_to_save(prompt: int, generated: int, c: int, P: int) -> tuple[int,
     (positions that are backed up, widened pages that the allocator must give when it comes back).
 
     Hint: which token has been sampled, and has not been through a forward yet?
-
     Source: SGLang pull request 39487.
     """
     written = list(range(prompt))  # by the prefill, which samples token 1
@@ -64,7 +63,6 @@ def localize_then_chunk(ids: list[int], c: int, rank: int, size: int) -> list[li
     Return the chunks, a list of lists of rows, in the order of the positions.
 
     Hint: a chunk of slots begins the turn of the ranks anew; a chunk of rows has no turns
-
     Source: SGLang pull request 39487.
     """
     rows = localize_masked(torch.tensor(ids), Shard(c, rank))
@@ -92,7 +90,6 @@ def shard_then_look_up(v: int, c: int, P: int, v2p: list[int]) -> tuple[int, int
     (rank, row).
 
     Hint: divide by c once; what is left is a row, P to a page; look that page up
-
     Source: SGLang pull request 36890.
     """
     slot, table = torch.tensor([v]), torch.tensor(v2p)
@@ -168,7 +165,6 @@ def restore_into_new_slots(
     must find its tokens, and the newcomer must keep its own.
 
     Hint: what does the method take from the new slots? Each rank owns some of them, too
-
     Source: SGLang pull request 38790.
     """
     return [tokens, [-token for token in tokens]]

@@ -38,7 +38,6 @@ def counter_and_gauge(events: list[tuple[int, str, int]]) -> tuple[int, int]:
     retractions of the whole run, and those of the last step that retracted (0 if none did).
 
     Hint: the gauge looks at one step only: which one? A request may be retracted twice
-
     Source: the metrics num_retracted_requests_total and num_retracted_reqs of SGLang.
     """
     batches = Counter(step for step, what, _ in events if what == "retract")
@@ -68,7 +67,6 @@ def victim_order(running: list[tuple[int, int]], k: int) -> list[int]:
     order in which they leave.
 
     Hint: sort by three numbers, two of them negated
-
     Source: ScheduleBatch.retract_decode of SGLang.
     """
     left, out = dict(enumerate(running)), []
@@ -98,7 +96,6 @@ def new_token_ratio(survivors: list[tuple[int, int]]) -> float:
     more for each, over one more than all that they have asked for; never above 1. Return it.
 
     Hint: 20 for each survivor, the 1 once, and the bound at the end
-
     Source: SGLang's log line '#new_token_ratio: 0.8024 -> 0.9085'.
     """
     return NewTokenRatio.after_retraction(survivors, NodeConfig(DcpLayout(1, 1, 1))).base
@@ -160,7 +157,6 @@ def mid_page_seam(
     twice.
 
     Hint: which multiples of P are no multiples of W?
-
     Source: SGLang pull request 38941.
     """
     cut = whole_number(answer, "position")
@@ -233,7 +229,6 @@ def books_of_the_scheduler(
     after retract() the audit fails. W = P * c.
 
     Hint: compare what held() counts for a request with what retract() gives back for it
-
     Source: SGLang issues 14939 and 6731 (tokens and pages mixed up in the books).
     """
     meant = "two or more requests and a number of free pages are meant"

@@ -39,7 +39,6 @@ def nats_and_log2(lses: list[float], bases: list[str]) -> list[float]:
     exponentials, and add up to 1. LSE may be several hundred, where exp overflows.
 
     Hint: log2(x) = ln(x) / ln(2); convert all to nats, subtract the largest, then exp
-
     Source: FlashInfer issue 4485.
     """
     lse, two = (
@@ -79,7 +78,6 @@ def above_the_floor(reference: list[float], run: list[float], floor: float) -> t
     |difference| is above 2 * floor, -1 if there is none). A NaN is above every floor.
 
     Hint: a comparison with NaN is false, whichever way round; a drift has no sign
-
     Source: the comparison of logprobs in SGLang's PD test (tolerance 0.20).
     """
     moved = (torch.tensor(run, dtype=torch.float64) - torch.tensor(reference)).abs()
@@ -116,7 +114,6 @@ def empty_shard(outs: list[float], lses: list[float]) -> tuple[float, float]:
     no rank has keys the result is (0.0, -inf).
 
     Hint: 0 * NaN is NaN: select the ranks that have keys, before anything is multiplied
-
     Source: vLLM issue 38416 and FlashMLA pull request 77.
     """
     out = torch.tensor(outs, dtype=torch.float64)[:, None]
@@ -159,7 +156,6 @@ def repetition(tokens: list[int]) -> float:
     at least 3 times as many tokens as the block; its last block may be cut). 0 for an empty output.
 
     Hint: a stretch of period k: each token equals the one k before; count how long that holds
-
     Source: the report on SGLang pull request 39487 (4 of 48 restored requests repeat).
     """
     return repetition_rate(tokens)

@@ -39,7 +39,6 @@ def bytes_of_a_backup(
     `rank` copy?
 
     Hint: key and value are one row; 1001 tokens on 8 ranks are 126 on rank 0, 125 on others
-
     Source: the public configs of the models (data/models/geometry.csv).
     """
     model = ModelGeometry("model", layers, layers, 0, latent, rope, "drawn")
@@ -96,7 +95,6 @@ def replicated_index(budget: int, c: int, P: int, row: int, index: int) -> int:
     entries too. How many tokens do the c ranks hold together?
 
     Hint: first the bytes of one page on one rank; then whole pages; then take one off
-
     Source: SGLang issue 31821 (2,292,288 tokens a rank become 4,252,416 at DCP 2).
     """
     layout = DcpLayout(c, P, 1)
