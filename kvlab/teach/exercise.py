@@ -161,33 +161,20 @@ class Check(Shown):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Exercise(Shown):
-    """One exercise of a notebook.
+    """One exercise of a notebook."""
 
-    Args:
-        rule: what is right, or for ``find`` what happens with an answer (else Miss). Its name is
-            that of the exercise; its docstring the title, the task, a hint for the second failure
-            and the source; its parameters name the inputs.
-        grade: 1 (by hand) to 5 (find the bug).
-        answer: the solution, in the form that the reader fills in.
-        example: the inputs of the worked example.
-        make: draws inputs of a size from 0 to 9.
-        code: the classes to look into, shown with the text.
-        core: one of the two or three that the notebook ends with.
-        find: many answers are right, and the first parameter of ``rule`` is the answer.
-        run: how an answer is brought to act when it is more than a call (a repaired method).
-        seconds: how long one call may take.
-    """
-
+    #: What is right; for ``find``, what happens with an answer (else Miss). Its name is that of the
+    #: exercise, its parameters the inputs, its docstring the title, the task, the hint, the source.
     rule: Callable[..., object]
-    grade: int
-    answer: Callable[..., object]
+    grade: int  #: 1 (by hand) to 5 (find the bug)
+    answer: Callable[..., object]  #: the solution, in the form that the reader fills in
     example: Inputs
-    make: Callable[[Draw], Inputs]
-    code: tuple[type, ...] = ()
-    core: bool = True
-    find: bool = False
-    run: Callable[..., object] | None = None
-    seconds: float = SECONDS
+    make: Callable[[Draw], Inputs]  #: draws inputs of a size from 0 to 9
+    code: tuple[type, ...] = ()  #: classes to look into, shown with the text
+    core: bool = True  #: one of the two or three that the notebook ends with
+    find: bool = False  #: many answers are right; the rule takes one as its first parameter
+    run: Callable[..., object] | None = None  #: brings a repaired method to act
+    seconds: float = SECONDS  #: of one call
 
     @property
     def name(self) -> str:
@@ -203,7 +190,7 @@ class Exercise(Shown):
     def told(self) -> list[str]:
         """The title, the paragraphs of the task, the hint, each on one line."""
         text = inspect.getdoc(self.rule) or ""
-        title, *paragraphs = re.split(r"\n\n|\n(?=Source: )", text)
+        title, *paragraphs = re.split(r"\n\n|\n(?=Hint: |Source: )", text)
         return [title.rstrip("."), *(" ".join(text.split()) for text in paragraphs)]
 
     @property
