@@ -125,9 +125,12 @@ class MLATokenToKVPool:
             own &= ids >= layout.first_slot
         mine = own.nonzero().flatten()
         rows = self._look_up(self.shard.row(ids.index_select(0, mine)))
-        taken = [part.index_select(0, mine).to(self.codec.taken) for part in (k_nope, k_rope)]
+        parts = [part.index_select(0, mine) for part in (k_nope, k_rope)]
+        if k_nope.dtype != k_rope.dtype:  # fp8 has no common dtype with others
+            parts = [part.to(self.codec.taken) for part in parts]
+        values = torch.cat(parts, dim=1).to(self.codec.taken)
         self.before_write()
-        into.index_copy_(0, rows, self.codec.encode(torch.cat(taken, dim=1)))
+        into.index_copy_(0, rows, self.codec.encode(values))
 
     def get_mla_kv_buffer(self, layer: int, rows: PhysicalRows) -> tuple[Tensor, Tensor]:
         """(k_nope ``(m, kv_lora_rank)``, k_rope ``(m, qk_rope_head_dim)``) of rows, in ``dtype``;
@@ -272,7 +275,7 @@ class MLATokenToKVPool:
             raise PoolError(
                 f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(given.shape)}"
             )
-        return given.detach().to(self.device)
+        return (given.detach() if given.requires_grad else given).to(self.device)
 
     def _of_layer(self, layer: int) -> Tensor:
         layer = require_index("layer", layer)
