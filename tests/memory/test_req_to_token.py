@@ -41,17 +41,6 @@ def test_slots_come_back_by_position() -> None:
     assert pool.audit() == []
 
 
-def test_rows_are_given_out_once_and_come_back_empty() -> None:
-    pool = table(size=3)
-    rows = [pool.alloc() for _ in range(4)]
-    assert rows == [0, 1, 2, None]
-    pool.append(1, ids([4, 5]))
-    pool.free(1)
-    assert pool.alloc() == 1
-    assert pool.length(1) == 0
-    assert pool.req_to_token[1].tolist() == [-1] * 8
-
-
 @pytest.mark.parametrize(
     ("pages", "kind"),
     [(2**31 // 256 - 1, torch.int32), (2**31 // 256, torch.int64), (2**40, torch.int64)],

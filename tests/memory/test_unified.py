@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.errors import IndexSpaceError, LayoutError, PoolError
+from kvlab.errors import IndexSpaceError, PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
 from kvlab.memory import MLATokenToKVPool, PageTable, UnifiedKVPool
 
@@ -20,7 +20,6 @@ from .support import (
     pools_on,
     rows_like,
     scramble,
-    slots_on,
     write,
 )
 
@@ -92,29 +91,6 @@ def test_compaction_moves_rows_and_no_rank_loses_a_token(data: st.DataObject) ->
                     assert pool.audit() == []
 
 
-def test_a_backup_is_restored_into_other_pages_after_a_compaction() -> None:
-    layout = DcpLayout(dcp_size=2, page_size=2, num_pages=6)
-    table = PageTable(layout, physical_pages=4)
-    assert table.map_pages([1, 2, 3, 4])
-    pools = pools_on(table)
-    scramble(pools, seed=1)
-    old = WidenedSlots(ids(slots_on([4, 2], layout, 0, 7)))
-    saved = assemble(pools)[:, old.ids]
-    backups = [pool.get_cpu_copy(old) for pool in pools]
-    table.unmap_pages([2, 4])
-    moves = table.compact()
-    assert moves == [(3, 2)]
-    for pool in pools:
-        pool.apply_moves(moves)
-    assert table.map_pages([6, 5])
-    new = WidenedSlots(ids(slots_on([5, 6], layout, 0, 7)))
-    want = assemble(pools)
-    want[:, new.ids] = saved
-    for pool, backup in zip(pools, backups, strict=True):
-        pool.load_cpu_copy(backup, new)
-    assert torch.equal(bits(assemble(pools)), bits(want))
-
-
 def behind(rank: int, done: int, made: int) -> str:
     return (
         rf"rank {rank} has applied {done} of {made} compactions: its rows are not where the table "
@@ -178,20 +154,6 @@ def test_rows_of_another_edition_or_table_or_of_none_are_refused() -> None:
     ):
         MLATokenToKVPool(C09, 0, layers=2).get_rows(0, other.resolve(slots))
     pool.load_cpu_copy(backup, pool.resolve(slots))
-
-
-def test_ids_are_translated_once() -> None:
-    _, (pool, _) = c09()
-    rows = pool.resolve(WidenedSlots(torch.arange(4, 8)))
-    text = r"must be raw ids, got PhysicalRows of rank 0: they are localized already; a second loc"
-    for call in (
-        lambda: pool.resolve(rows),  # type: ignore[arg-type]
-        lambda: pool.set_mla_kv_buffer(0, rows, torch.ones(2, 2), torch.ones(2, 1)),  # type: ignore[arg-type]
-        lambda: pool.move_kv_cache(rows, rows),  # type: ignore[arg-type]
-        lambda: WidenedSlots(rows),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(IndexSpaceError, match=text):
-            call()
 
 
 def test_two_compactions_are_applied_in_order_and_each_once() -> None:
@@ -268,16 +230,6 @@ def test_a_page_that_cannot_be_mapped_or_unmapped_changes_nothing() -> None:
             call(pages)  # type: ignore[operator]
         assert torch.equal(table.v2p, before[0])
         assert torch.equal(table.p2v, before[1])
-
-
-def test_too_few_physical_pages_map_none() -> None:
-    table = PageTable(C09, physical_pages=1)
-    assert table.map_pages([2, 3]) is False
-    assert table.v2p.tolist() == [0, -1, -1, -1]
-    assert table.map_pages([]) is True
-    assert table.compact() == table.compactions == []
-    with pytest.raises(LayoutError, match="physical_pages must be at least 1: pages below the ta"):
-        PageTable(C09, physical_pages=0)
 
 
 @pytest.mark.parametrize(
