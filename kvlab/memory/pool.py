@@ -344,9 +344,9 @@ def back_up_ranks(
     in flight. Errors: as ``get_cpu_copy``, and BackupError for a slot without ``states``; then no
     host memory is held.
     """
-    state = None
-    if state_slot is not None:
-        state = _states(states, state_slot).get_cpu_copy(state_slot)
+    if state_slot is not None and states is None:
+        raise BackupError(f"a state slot is one of a StatePool: got {state_slot!r} and no states")
+    state = None if states is None or state_slot is None else states.get_cpu_copy(state_slot)
     made: list[KvBackup] = []
     try:
         for pool in pools:
@@ -385,14 +385,14 @@ def restore_ranks(
             f"ranks; pass all that back_up_ranks gave; nothing was written"
         )
     state = backups[0].state
-    if (state is None) != (state_slot is None):
+    if (state is None) != (state_slot is None) or (state is not None and states is None):
         raise BackupError(
             f"rows and state of a request are restored together: the backup has "
             f"{'no' if state is None else 'a'} state, state_slot is {state_slot}; pass the pool of "
             f"states and a slot of it, or neither; nothing was written"
         )
-    if state is not None and state_slot is not None:
-        _states(states, state_slot).check_load(state, state_slot)
+    if states is not None and state is not None and state_slot is not None:
+        states.check_load(state, state_slot)
     rows = [pool.check_load(backup, slots) for pool, backup in zip(pools, backups, strict=True)]
     copies: list[PendingCopy] = []
     try:
@@ -408,13 +408,3 @@ def restore_ranks(
         states.load_cpu_copy(state, state_slot)
     for backup in backups:
         backup.close("restored")
-
-
-def _states(states: StatePool | None, state_slot: int) -> StatePool:
-    """The pool that a state slot names; without one it would be dropped without a word."""
-    if states is None:
-        raise BackupError(
-            f"a state slot names a state of a StatePool: got state_slot={state_slot!r} and no "
-            f"states; pass the pool that keeps it, or no slot; nothing was changed"
-        )
-    return states
