@@ -3,10 +3,8 @@
     with whole_file(Path("counts.csv")) as part:
         frame.to_csv(part)
 
-``part`` is a new file of a random name beside the place; if the block ends well it becomes the
-place, in one step; if the block raises, the place stays as it was. Beside, and not in a temporary
-folder, since a move between file systems is a copy, which can be cut off. A part is locked while it
-is written. One that nobody locks is of a process that was killed: the next writer removes it.
+``part`` is a new file beside the place (a move between file systems is a copy, which can be cut
+off) and locked while it is written: one that nobody locks is of a process that was killed.
 """
 
 import fcntl
@@ -15,6 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
+
+from kvlab.errors import StudyError
 
 PREFIX = ".kvlab-"
 
@@ -24,31 +25,33 @@ def whole_file(place: Path) -> Iterator[Path]:
     """The path to write to; it becomes ``place`` if the block ends well. A link is followed; a pipe
     or a device is itself the path, for there is nothing to put in its place.
 
-    Errors: OSError as the system raises it; the caller says what the file was for.
+    Errors: OSError as the system raises it.
     """
     if place.exists() and not place.is_file():
         yield place
         return
     place = Path(os.path.realpath(place))
     clear_leftovers(place.parent)
-    handle, part = _locked_part(place)
+    part, handle = _locked_part(place)
     while not part.exists():  # another writer took it for a left-over just before it was locked
         os.close(handle)
-        handle, part = _locked_part(place)
+        part, handle = _locked_part(place)
     try:
         yield part
-        part.chmod(0o666 & ~_umask() if not place.exists() else place.stat().st_mode)
+        if place.exists():
+            part.chmod(place.stat().st_mode)
         os.replace(part, place)
     finally:
         part.unlink(missing_ok=True)
         os.close(handle)
 
 
-def shipped(folder: str) -> Path:
-    """Where the project's ``folder`` is, "data" or "docs": an installed kvlab has it inside."""
-    package = Path(__file__).resolve().parent
-    inside = package / f"_{folder}"
-    return inside if inside.is_dir() else package.parent / folder
+def _locked_part(place: Path) -> tuple[Path, int]:
+    part = place.with_name(f"{PREFIX}{uuid4().hex}{place.suffix}")
+    handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    with suppress(OSError):  # a file system without locks: its left-overs stay
+        fcntl.flock(handle, fcntl.LOCK_EX)
+    return part, handle
 
 
 def clear_leftovers(folder: Path) -> None:
@@ -59,14 +62,33 @@ def clear_leftovers(folder: Path) -> None:
             part.unlink()
 
 
-def _locked_part(place: Path) -> tuple[int, Path]:
-    handle, name = tempfile.mkstemp(prefix=PREFIX, suffix=place.suffix, dir=place.parent)
-    with suppress(OSError):  # a file system without locks: its left-overs stay
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    return handle, Path(name)
+def require_writable(folder: Path) -> None:
+    """Make a folder and write into it, before the work; nothing stays, nor what killed writers
+    left. Errors: StudyError."""
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(folder)
+        tempfile.TemporaryFile(dir=folder).close()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def put(place: Path, content: str | bytes) -> None:
+    """Write a file whole; text is UTF-8. Errors: StudyError."""
+    with _told(place), whole_file(place) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _told(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StudyError(
+            f"{str(place)!r} cannot be written: {error.strerror or error}; name another place"
+        ) from None
+
+
+def shipped(folder: str) -> Path:
+    """Where the project's ``folder`` is, "data" or "docs": an installed kvlab has it inside."""
+    package = Path(__file__).resolve().parent
+    inside = package / f"_{folder}"
+    return inside if inside.is_dir() else package.parent / folder

@@ -7,10 +7,6 @@ victim, is backed up and freed; a newcomer takes its pages; the oldest finishes,
 restored into the pages that it leaves. After each step every row of every rank is read, and every
 row of every host copy that is not consumed yet.
 
-``backup_walk(pool="low")``: few pages are in use and the victim holds the lowest, so the code
-before the fix finds every wrong row and says nothing. ``pool="full"``: the victim holds the
-highest, and its slots are past the rows of a rank: the backup fails, and no later step is reached.
-
 Worked example, c=2, P=2, 3 positions, with the fix: the victim holds page 3, slots 12, 13, 14. Rank
 0 saves positions 0 and 2 from rows 6 and 7, rank 1 position 1 from row 6. Restored into page 1 they
 lie in rows 2 and 3, and in row 2. Without the fix each rank saves three rows, those that the three
@@ -19,26 +15,26 @@ slots name.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal, get_args
 
-import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab.crash import (
-    AfterFix,
-    BeforeFix,
+    CellsBeforeFix,
     CopyError,
     CrashNode,
     named,
     requests_at_low_use,
+    saved_rows,
 )
+from kvlab.memory import HostTransfer, PendingCopy
 
 STEPS = ("before", "backed up", "freed", "pages reused", "room again", "restored")
 #: The steps of ``BackupWalk.table``, and what it calls them.
 FOUR_STEPS = {0: "before", 2: "backed up and freed", 3: "pages reused", 5: "restored"}
-COLUMNS = ("rank", "place", "row", "request", "position", "verdict")
 Pool = Literal["low", "full"]
 
 
@@ -71,17 +67,15 @@ class BackupWalk:
 
     def at(self, step: int) -> Step:
         """The step of that number. Errors: StudyError for one that there is not."""
-        if not isinstance(step, int) or not 0 <= step < len(self.steps):
-            raise StudyError(
-                f"a step of a backup and a restore is a whole number in [0, {len(self.steps)}): "
-                f"got {step!r}; {', '.join(f'{i} {name}' for i, name in enumerate(STEPS))}"
-            )
+        if step not in range(len(STEPS)):
+            told = ", ".join(f"{i} {name}" for i, name in enumerate(STEPS))
+            raise StudyError(f"a step lies in [0, {len(STEPS)}): got {step!r}; {told}")
         return self.steps[step]
 
     def table(self) -> pd.DataFrame:
         """The cells of the four steps of ``FOUR_STEPS``: step, rank, place, row, page (-1 on the
         host), request, position."""
-        parts = [self.at(step).cells.assign(step=name) for step, name in FOUR_STEPS.items()]
+        parts = [self.steps[step].cells.assign(step=name) for step, name in FOUR_STEPS.items()]
         cells = pd.concat(parts, ignore_index=True)
         on_host = cells["place"] == "host"
         cells["page"] = (cells["row"] // self.layout.page_size).mask(on_host, -1)
@@ -105,21 +99,19 @@ def backup_walk(
 ) -> BackupWalk:
     """The walk of requests of ``length`` cached positions in a pool that is just large enough.
 
-    Errors: StudyError for a length below 1 or another pool; LayoutError for sizes below 1.
+    ``pool``: "low": few pages are in use and the victim holds the lowest, so the code before the
+    fix finds every wrong row and says nothing. "full": the victim holds the highest, and before the
+    fix the backup fails. Errors: StudyError, LayoutError for sizes below 1.
     """
-    if length < 1 or pool not in ("low", "full"):
+    if length < 1 or pool not in get_args(Pool):
         raise StudyError(
-            f"a walk has a length of at least 1 position and a pool that is low or full: got "
-            f"length={length}, pool={pool!r}"
+            f"a walk has at least 1 position and a pool that is low or full: got {length}, {pool!r}"
         )
     each = DcpLayout(dcp_size, page_size, 1).pages_for(length)
     requests = 3 if pool == "full" else requests_at_low_use(dcp_size, each)
     layout = DcpLayout(dcp_size, page_size, requests * each)
-    node = CrashNode(layout, requests, length, "cpu")
-    if pool == "low":
-        node.give_up(0)  # finishes; its low pages go to the newest, the victim
-        node.admit(requests)
-    return _walk(node, 2 * requests, fix)
+    code: Literal["after", "before"] = "after" if fix else "before"
+    return _walk(CrashNode(layout, requests, length, code=code, reuse_low=pool == "low"))
 
 
 def walk_layout(
@@ -129,21 +121,22 @@ def walk_layout(
 
     Errors: StudyError for a pool that they do not fit.
     """
-    return _walk(CrashNode(layout, requests, length, device), requests, fix=True)
+    return _walk(CrashNode(layout, requests, length, device))
 
 
-def _walk(node: CrashNode, newcomer: int, fix: bool) -> BackupWalk:
+def _walk(node: CrashNode) -> BackupWalk:
     victim = node.victim()
-    old, pages = node.slots(victim), node.pages(victim)
+    old, pages = node.slots(victim), _pages(node, victim)
     steps: list[Step] = []
+    host: list[pd.DataFrame] = []
 
-    def step(told: str, host: list[pd.DataFrame]) -> None:
-        steps.append(Step(STEPS[len(steps)], told, _read(node, host, set())))
+    def step(told: str) -> None:
+        steps.append(Step(STEPS[len(steps)], told, _read(node, host)))
 
-    told = f"Request {victim} holds page {_list(pages)}; its slots are named in req_to_token, its "
-    step(f"{told}rows lie on all ranks.", [])
+    told = f"Request {victim} holds page {pages}; its slots are named in req_to_token, its "
+    step(f"{told}rows lie on all ranks.")
     try:
-        path = (AfterFix if fix else BeforeFix)(node.cells, victim, old)
+        backups = node.cells.back_up(victim, old)
     except CopyError as error:
         told = (
             f"Rank {error.rank} used slots as rows, past its last row {node.layout.row_end - 1}: "
@@ -153,61 +146,71 @@ def _walk(node: CrashNode, newcomer: int, fix: bool) -> BackupWalk:
             words = told if name == STEPS[1] else f"Not reached. {told}"
             steps.append(Step(name, words, steps[0].cells, failed=True))
         return BackupWalk(node.layout, victim, old, None, pd.DataFrame(), tuple(steps))
+    kept: list[Any] = [] if isinstance(node.cells, CellsBeforeFix) else backups
     copies = pd.DataFrame(
-        [
-            {"rank": copy.rank, "rows": copy.rows, "bytes": copy.nbytes, "sum": copy.checksum}
-            for copy in (path.copies if isinstance(path, AfterFix) else [])
-        ]
+        [{"rank": x.rank, "rows": x.rows, "bytes": x.nbytes, "sum": x.checksum} for x in kept]
     )
-    host = [named(rows, rank) for rank, rows in enumerate(path.saved())]
+    host += [named(rows, rank) for rank, rows in enumerate(saved_rows(backups))]
     saved = ", ".join(str(len(rows)) for rows in host)
     alien = sum(int((rows["holds_request"] != victim).sum()) for rows in host)
     own = "all of them the victim's" if not alien else f"{alien} of them not the victim's"
-    step(f"Ranks copied {saved} rows to the host, {own}.", host)
+    step(f"Ranks copied {saved} rows to the host, {own}.")
     node.give_up(victim)
-    step(f"Page {_list(pages)} is free on every rank.", host)
+    step(f"Page {pages} is free on every rank.")
+    newcomer = victim + 1
     node.admit(newcomer)
-    step(f"A newcomer, request {newcomer}, took page {_list(node.pages(newcomer))}.", host)
+    step(f"A newcomer, request {newcomer}, took page {_pages(node, newcomer)}.")
     oldest = min(node.rows)
     node.give_up(oldest)
     new = node.take(victim)
-    told = f"Request {oldest} finished; the victim was given page {_list(node.pages(victim))}, "
-    step(f"{told}nothing is in it yet.", host)
-    path.restore(new)
-    rows = _wrong_rows(node)
-    bad = sum(rid == victim for rid in rows.values())
-    damaged = len(rows) - bad
+    told = f"Request {oldest} finished; the victim was given page {_pages(node, victim)}, "
+    step(f"{told}nothing is in it yet.")
+    node.cells.restore(victim, backups, new)
+    held = pd.concat([node.held(rid).assign(request=rid) for rid in node.rows])
+    wrong = held[held["verdict"] != "right"]
+    bad = int((wrong["request"] == victim).sum())
+    damaged = len(wrong) - bad
     told = (
         f"Of the victim's {len(new)} positions {len(new) - bad} are right, {bad} are not; "
         f"{damaged} rows of running requests were overwritten. Nothing was raised."
     )
-    steps.append(Step(STEPS[5], told, _read(node, [], set(rows)), bad, damaged))
+    cells = _read(node, [])
+    at = wrong["rank"] * node.layout.rows_per_rank + wrong["row"]
+    cells.loc[at.to_numpy(), "verdict"] = "wrong"
+    steps.append(Step(STEPS[5], told, cells, bad, damaged))
     return BackupWalk(node.layout, victim, old, new, copies, tuple(steps))
 
 
-def _list(pages: tuple[int, ...]) -> str:
-    return ", ".join(map(str, pages))
+def _pages(node: CrashNode, rid: int) -> str:
+    return ", ".join(map(str, node.pages(rid)))
 
 
-def _wrong_rows(node: CrashNode) -> dict[tuple[int, int], int]:
-    """(rank, row) of each position of a running request whose row does not hold its token, with
-    the request."""
-    found: dict[tuple[int, int], int] = {}
-    for rid in node.rows:
-        held = node.held(rid)
-        wrong = held[held["verdict"] != "right"]
-        places = zip(wrong["rank"], wrong["row"], strict=True)
-        found |= {(int(rank), int(row)): rid for rank, row in places}
-    return found
-
-
-def _read(node: CrashNode, host: list[pd.DataFrame], wrong: set[tuple[int, int]]) -> pd.DataFrame:
+def _read(node: CrashNode, host: list[pd.DataFrame]) -> pd.DataFrame:
     """Every row of every buffer and of the host copies."""
     parts = [named(pool.buffer[0], pool.rank).assign(place="buffer") for pool in node.cells.pools]
     parts += [rows.assign(place="host") for rows in host if len(rows)]
     table = pd.concat([part.assign(row=range(len(part))) for part in parts], ignore_index=True)
     table = table.rename(columns={"holds_request": "request", "holds_position": "position"})
-    verdict = np.full(len(table), "", object)
-    for rank, row in wrong:
-        verdict[rank * node.layout.rows_per_rank + row] = "wrong"
-    return table.assign(verdict=verdict)[list(COLUMNS)]
+    return table.assign(verdict="")[["rank", "place", "row", "request", "position", "verdict"]]
+
+
+class LateTransfer(HostTransfer):
+    """Backups of a CPU pool that move their bytes when somebody waits for them, or just before the
+    pool is next written to: whoever leaves that question out sees another's rows every time, and
+    not once a month as on a GPU. Restores run at once."""
+
+    def __init__(self) -> None:
+        self._late: list[PendingCopy] = []
+
+    def back_up(self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int) -> PendingCopy:
+        """A copy in flight, until it is waited for or ``before_write`` is called."""
+        now = super().back_up
+        copy = PendingCopy(land=lambda: now(buffer, rows, kv, page_size).wait())
+        self._late.append(copy)
+        return copy
+
+    def before_write(self) -> None:
+        """Whatever is in flight has to be read first."""
+        for copy in self._late:
+            copy.settle()
+        self._late.clear()

@@ -1,19 +1,17 @@
 """The crash, on real pools: what retraction did before the fix and what it does now.
 
-A node is filled with requests whose rows carry (request, position). A victim is chosen by the
-node's own rule, backed up on every rank and freed; its pages are reused, and it is restored into
-new slots. ``code="before"`` uses widened ids as rows, ``code="after"`` the pools' own copies.
+A node is filled with requests whose rows carry (request, position). The victim of the node's own
+rule is backed up on every rank and freed; its pages are reused, and it is restored into new slots.
 
-Two regimes decide what is seen. ``full``: the pool is full, as in natural retraction; the victim
-owns high pages, its ids are past the buffer, and the first copy fails. ``low``: retraction is
-forced while few pages are used, on a request that reused low pages; every id is in range and
-nothing fails, but the rows saved belong to other tokens, and the restore overwrites others' rows.
+``full``: the pool is full; the victim owns high pages, its ids are past the buffer, and before the
+fix the first copy fails. ``low``: few pages are used, and the victim reused low ones; every id is
+in range, but the rows saved belong to other tokens, and the restore overwrites others' rows.
 
 Source: SGLang issue 38645; ``MLATokenToKVPool.get_cpu_copy`` before PR 39487.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 import torch
@@ -49,20 +47,66 @@ def copy_in(buffer: Tensor, copies: list[list[Tensor]], ids: Tensor, chunk: int 
             layer[part] = rows.to(buffer.device)
 
 
+class CopyError(Exception):
+    """A copy failed on ``rank`` with the text of torch."""
+
+    def __init__(self, text: str, rank: int) -> None:
+        super().__init__(text)
+        self.text, self.rank = text, rank
+
+
+class CellsBeforeFix(FingerprintCells):
+    """Backup and restore use widened ids as rows. Errors: CopyError where one is no row."""
+
+    def back_up(self, rid: int, slots: WidenedSlots) -> list[Any]:
+        """What ``copy_out`` gives on each rank."""
+        made = []
+        for pool in self.pools:
+            try:
+                made.append(copy_out(pool.buffer, slots.ids))
+            except IndexError as error:
+                raise CopyError(str(error), pool.rank) from error
+        return made
+
+    def restore(self, rid: int, backups: list[Any], slots: WidenedSlots) -> None:
+        """``copy_in`` on each rank."""
+        for pool, copy in zip(self.pools, backups, strict=True):
+            copy_in(pool.buffer, copy, slots.ids)
+
+
+def saved_rows(backups: list[Any]) -> list[Tensor]:
+    """The rows of layer 0 that each rank saved, with the fix or before it."""
+    return [torch.cat(b[0]) if isinstance(b, list) else b.kv[0].clone() for b in backups]
+
+
 class CrashNode:
     """Requests 0, 1, ... of ``tokens`` cached positions each; generated tokens fall with rid.
 
+    ``reuse_low``: the oldest finishes, and a newcomer, the next victim, takes its low pages.
     Errors: StudyError for a pool that they do not fit.
     """
 
-    def __init__(self, layout: DcpLayout, requests: int, tokens: int, device: str) -> None:
+    def __init__(
+        self,
+        layout: DcpLayout,
+        requests: int,
+        tokens: int,
+        device: str = "cpu",
+        *,
+        code: Code = "after",
+        reuse_low: bool = False,
+    ) -> None:
         self.layout, self.tokens = layout, tokens
-        self.cells = FingerprintCells(layout, device=device)
+        kind = FingerprintCells if code == "after" else CellsBeforeFix
+        self.cells = kind(layout, device=device)
         self.allocator = PagedTokenToKVPoolAllocator(layout)
         self.table = ReqToTokenPool(requests, tokens, layout)
         self.rows: dict[int, int] = {}
         for rid in range(requests):
             self.admit(rid)
+        if reuse_low:
+            self.give_up(0)
+            self.admit(requests)
 
     def victim(self) -> int:
         """Whom the node's own rule retracts: the newest has generated least."""
@@ -84,8 +128,8 @@ class CrashNode:
         row = self.table.alloc()
         if ids is None or row is None:
             raise StudyError(
-                f"the pool of {self.layout.num_pages} pages has no room for another request "
-                f"of {self.tokens} positions; use more pages"
+                f"the pool of {self.layout.num_pages} pages has no room for another request of "
+                f"{self.tokens} positions; use more pages"
             )
         self.table.append(row, ids)
         self.rows[rid] = row
@@ -104,8 +148,7 @@ class CrashNode:
 
     def held(self, rid: int) -> pd.DataFrame:
         """One row a position of the request: what its owner holds there, and a verdict."""
-        slots = self.slots(rid)
-        parts = []
+        slots, parts = self.slots(rid), []
         for pool in self.cells.pools:
             rows = pool.resolve(slots)
             held = named(pool.buffer[0][rows.ids], pool.rank)
@@ -127,78 +170,12 @@ class CrashNode:
         return table[["request", *table.columns.drop("request")]]
 
 
-class CopyError(Exception):
-    """A copy failed on ``rank`` with the text of torch."""
-
-    def __init__(self, text: str, rank: int) -> None:
-        super().__init__(text)
-        self.text, self.rank = text, rank
-
-
-class AfterFix:
-    """The pools' own copies: localized on both sides."""
-
-    def __init__(self, cells: FingerprintCells, rid: int, slots: WidenedSlots) -> None:
-        self.cells, self.rid = cells, rid
-        self.copies = cells.back_up(rid, slots)
-
-    def saved(self) -> list[Tensor]:
-        """The rows of layer 0 that each rank saved."""
-        return [copy.kv[0].clone() for copy in self.copies]
-
-    def restore(self, slots: WidenedSlots) -> None:
-        """Write them into new slots."""
-        self.cells.restore(self.rid, self.copies, slots)
-
-    def reads_back(self, slots: WidenedSlots) -> bool | None:
-        """None: nothing is read raw."""
-        return None
-
-
-class BeforeFix:
-    """Widened ids as rows, on both sides. Errors: CopyError where one is past the buffer."""
-
-    def __init__(self, cells: FingerprintCells, rid: int, slots: WidenedSlots) -> None:
-        self.cells = cells
-        self.copies: list[list[list[Tensor]]] = []
-        for pool in cells.pools:
-            try:
-                self.copies.append(copy_out(pool.buffer, slots.ids))
-            except IndexError as error:
-                raise CopyError(str(error), pool.rank) from error
-
-    def saved(self) -> list[Tensor]:
-        """The rows of layer 0 that each rank saved."""
-        return [torch.cat(layers[0]) for layers in self.copies]
-
-    def restore(self, slots: WidenedSlots) -> None:
-        """Write them into new slots."""
-        for pool, copy in zip(self.cells.pools, self.copies, strict=True):
-            copy_in(pool.buffer, copy, slots.ids)
-
-    def reads_back(self, slots: WidenedSlots) -> bool | None:
-        """Whether a check that reads the same raw rows again is satisfied."""
-        again = [copy_out(pool.buffer, slots.ids) for pool in self.cells.pools]
-        return all(
-            torch.equal(torch.cat(mine), torch.cat(theirs))
-            for old, new in zip(self.copies, again, strict=True)
-            for mine, theirs in zip(old, new, strict=True)
-        )
-
-
 def named(rows: Tensor, rank: int) -> pd.DataFrame:
     """Request and position that each fingerprint row names; -1 for a row that holds none."""
     marks = rows.cpu()
     live = (marks[:, 0] == marks[:, 3]) & (marks[:, 0] > 0)
-    request = torch.where(live, marks[:, 0] - 1, -1.0).to(torch.int64)
-    position = torch.where(live, marks[:, 1] - 1, -1.0).to(torch.int64)
-    return pd.DataFrame(
-        {
-            "rank": rank,
-            "holds_request": request.numpy(),  # an array keeps its dtype when it is empty
-            "holds_position": position.numpy(),
-        }
-    )
+    ids = torch.where(live[:, None], marks[:, :2] - 1, -1.0).to(torch.int64).numpy()
+    return pd.DataFrame({"rank": rank, "holds_request": ids[:, 0], "holds_position": ids[:, 1]})
 
 
 def page_census(layout: DcpLayout) -> pd.DataFrame:
@@ -206,16 +183,11 @@ def page_census(layout: DcpLayout) -> pd.DataFrame:
 
     Columns page, first_slot, last_slot, outcome ('silent', 'straddling', 'out_of_range').
     """
-    width = layout.widened_page_size
-    pages = range(1, layout.num_pages + 1)
-    return pd.DataFrame(
-        {
-            "page": pages,
-            "first_slot": [p * width for p in pages],
-            "last_slot": [(p + 1) * width - 1 for p in pages],
-            "outcome": [raw_use_of_page(layout, p) for p in pages],
-        }
-    )
+    table = pd.DataFrame({"page": range(1, layout.num_pages + 1)})
+    table["first_slot"] = table["page"] * layout.widened_page_size
+    table["last_slot"] = table["first_slot"] + layout.widened_page_size - 1
+    table["outcome"] = [raw_use_of_page(layout, page) for page in table["page"].tolist()]
+    return table
 
 
 def requests_at_low_use(dcp_size: int, pages: int) -> int:
@@ -238,7 +210,7 @@ class CrashStudy:
         same_slots: restore into the very slots that were given up, instead of new ones.
         tokens_per_request: cached positions of each request; None takes two and a half pages.
 
-    Errors: StudyError for an unknown name or a pool too small for the regime.
+    Errors: StudyError for a pool too small for the regime, or a run that would take CUDA along.
     """
 
     layout: DcpLayout
@@ -249,10 +221,9 @@ class CrashStudy:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.regime not in ("full", "low") or self.code not in ("before", "after"):
+        if self.regime not in get_args(Regime) or self.code not in get_args(Code):
             raise StudyError(
-                f"regime must be full or low, code before or after: got regime={self.regime!r}, "
-                f"code={self.code!r}"
+                f"regime is full or low, code before or after: got {self.regime!r}, {self.code!r}"
             )
         doomed = self.code == "before" and self.regime == "full" and self.layout.dcp_size > 1
         if doomed and self.device.startswith("cuda"):
@@ -288,32 +259,35 @@ class CrashStudy:
 
     def run(self) -> "CrashResult":
         """Fill, retract, reuse, restore; what each rank's rows then hold."""
-        node = CrashNode(self.layout, self.requests, self.tokens, self.device)
-        if self.regime == "low":
-            node.give_up(0)  # finishes; its low pages go to the newest request, the victim
-            node.admit(self.requests)
-        victim = node.victim()
+        low = self.regime == "low"
+        node = CrashNode(
+            self.layout, self.requests, self.tokens, self.device, code=self.code, reuse_low=low
+        )
+        cells, victim = node.cells, node.victim()
         pages = node.pages(victim)
-        way: type[AfterFix | BeforeFix] = AfterFix if self.code == "after" else BeforeFix
         try:
-            path = way(node.cells, victim, node.slots(victim))
+            backups = cells.back_up(victim, node.slots(victim))
         except CopyError as failed:
             return CrashResult(self, victim, pages, failed.text, failed.rank)
-        saved = pd.concat([named(rows, r) for r, rows in enumerate(path.saved())])
+        saved = [named(rows, rank) for rank, rows in enumerate(saved_rows(backups))]
         node.give_up(victim)
         if not self.same_slots:
             node.admit(2 * self.requests)  # a newcomer takes the pages that were given up
             node.give_up(min(node.rows))  # the oldest finishes; the victim gets its pages
         new = node.take(victim)
-        path.restore(new)
+        cells.restore(victim, backups, new)
+        consistent = None
+        if self.code == "before":  # a check that reads the same raw rows again
+            again = zip(saved_rows(backups), saved_rows(cells.back_up(victim, new)), strict=True)
+            consistent = all(torch.equal(mine, theirs) for mine, theirs in again)
         return CrashResult(
             study=self,
             victim=victim,
             victim_pages=pages,
-            saved=saved.reset_index(drop=True),
+            saved=pd.concat(saved, ignore_index=True),
             restored=node.held(victim),
             damaged=node.damaged(victim),
-            self_consistent=path.reads_back(new),
+            self_consistent=consistent,
         )
 
 

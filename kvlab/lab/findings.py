@@ -1,14 +1,8 @@
 """Key findings: sentences whose numbers are computed, collected for the front page of a report.
 
-A notebook records what it found as a sentence with gaps and the values that fill them, so that
-a changed number changes the sentence. Worked example:
+    record("crash-pages", "{silent} of {pages} pages stay silent", {"silent": 127, "pages": 1024})
 
-    >>> finding = Finding("crash-pages", "{silent} of {pages} pages stay silent",
-    ...                   {"silent": 127, "pages": 1024})
-    >>> finding.text
-    '127 of 1024 pages stay silent'
-
-Records are JSON lines in one file of the output folder, where several notebooks can append at
+Records are JSON lines in one file of the output folder, to which several notebooks may append at
 the same time: a line goes out in one write, and the last line of a name wins.
 """
 
@@ -16,16 +10,16 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from string import Formatter
 
 from kvlab.errors import KvlabError, StudyError
 
 FILE = "findings.jsonl"
 FOLDER_VARIABLE = "KVLAB_FIGURES"
 NOTEBOOK_VARIABLE = "KVLAB_NOTEBOOK"
-SLUG = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
-LONGEST_SLUG = 80
+SLUG = re.compile(r"(?=.{1,80}$)[a-z0-9]+(?:[-_][a-z0-9]+)*")
 
 Number = str | int | float | bool
 
@@ -49,13 +43,9 @@ class Finding:
 
 
 def output_folder() -> Path:
-    """Where figures and findings go: ``$KVLAB_FIGURES``, else ``build/figures`` of the project.
-
-    The project is the nearest folder upwards from the working directory that holds a
-    pyproject.toml; without one it is the working directory itself.
-    """
-    named = os.environ.get(FOLDER_VARIABLE)
-    if named:
+    """Where figures and findings go: ``$KVLAB_FIGURES``, else ``build/figures`` of the project (the
+    nearest folder upwards with a pyproject.toml, or the working directory)."""
+    if named := os.environ.get(FOLDER_VARIABLE):
         return Path(named)
     here = Path.cwd()
     root = next((p for p in (here, *here.parents) if (p / "pyproject.toml").is_file()), here)
@@ -69,11 +59,10 @@ def notebook_name() -> str | None:
 
 def require_slug(name: str, what: str) -> str:
     """``name`` if it can be a file name and an anchor on every system. Errors: StudyError."""
-    if not isinstance(name, str) or not SLUG.fullmatch(name) or len(name) > LONGEST_SLUG:
+    if not isinstance(name, str) or not SLUG.fullmatch(name):
         raise StudyError(
-            f"the name of a {what} is made of a-z, 0-9 and single - or _ between them, at most "
-            f"{LONGEST_SLUG} characters, because it becomes a file name: got {name!r}; "
-            "use e.g. 'retractions_by_dcp_size'"
+            f"the name of a {what} becomes a file name, of a-z, 0-9 and single - or _ between "
+            f"them, at most 80: got {name!r}; use e.g. 'retractions_by_dcp_size'"
         )
     return name
 
@@ -86,42 +75,17 @@ def record(name: str, sentence: str, values: Mapping[str, Number]) -> str:
         sentence: one line with a gap ``{key}`` for every number, e.g. ``{share:.0%} of requests``.
         values: the numbers, by key; plain Python values.
 
-    Errors: StudyError for a bad name, a sentence of several lines, a gap without a value, a
-    value without a gap, or a value that is not plain.
+    Errors: StudyError for a bad name, a sentence of several lines, a gap without a value or a value
+    without a gap; ValueError or TypeError for a value that does not fit its gap, or is not plain.
     """
-    require_slug(name, "finding")
-    for key, value in values.items():
-        if not isinstance(value, str | int | float | bool):
-            raise StudyError(
-                f"a value of a finding is a str, int, float or bool: {key} of {name!r} is a "
-                f"{type(value).__name__}; pass its .item()"
-            )
-    if not sentence.strip() or "\n" in sentence:
-        raise StudyError(f"a finding is one line of text: {name!r} has {sentence!r}")
-    unused = [key for key in values if not re.search(rf"{{{re.escape(key)}[}}!:]", sentence)]
-    if unused:
+    finding = Finding(require_slug(name, "finding"), sentence, dict(values), notebook_name())
+    gaps = {gap for _, gap, _, _ in Formatter().parse(sentence) if gap is not None}
+    if not sentence.strip() or "\n" in sentence or gaps != set(values):
         raise StudyError(
-            f"every value of a finding fills a gap, so that no number is typed by hand: {name!r} "
-            f"has no gap for {', '.join(unused)}; write {{{unused[0]}}} in the sentence"
+            f"a finding is one line, in which each value fills a gap and no number is typed by "
+            f"hand: {name!r} has {sentence!r} with values for {', '.join(values) or 'nothing'}"
         )
-    finding = Finding(name, sentence, dict(values), notebook_name())
-    try:
-        text = finding.text
-    except (KeyError, IndexError, ValueError) as error:
-        raise StudyError(
-            f"every gap of a finding has a value that fits it: {name!r} with values for "
-            f"{', '.join(values) or 'nothing'} fails on {error}; gaps are written {{key}} or "
-            "{key:format}"
-        ) from None
-    line = json.dumps(
-        {
-            "name": name,
-            "sentence": sentence,
-            "values": dict(values),
-            "notebook": finding.notebook,
-        },
-        ensure_ascii=False,
-    )
+    text, line = finding.text, json.dumps(asdict(finding), ensure_ascii=False)
     folder = output_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / FILE).open("ab", buffering=0) as out:
@@ -132,10 +96,8 @@ def record(name: str, sentence: str, values: Mapping[str, Number]) -> str:
 def read_findings(folder: Path) -> tuple[Finding, ...]:
     """The findings of ``folder``, the last of each name, by notebook and then in order written."""
     path = folder / FILE
-    if not path.is_file():
-        return ()
     latest: dict[str, Finding] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         finding = Finding(**json.loads(line))
         latest.pop(finding.name, None)
         latest[finding.name] = finding
@@ -151,7 +113,4 @@ def refusal(call: Callable[[], object]) -> str:
         result = call()
     except KvlabError as error:
         return f"{type(error).__name__}: {error}"
-    raise StudyError(
-        f"this call was to be refused and was not: it returned a {type(result).__name__}; show "
-        f"its result instead"
-    )
+    raise StudyError(f"this call was to be refused: it returned a {type(result).__name__}")

@@ -1,9 +1,7 @@
 """The points of a study: made on all cores, and kept in a folder so that a killed study goes on.
 
-A point has a key, the hash of all that decides its values: its own facts, the sources of the whole
-package and the versions of the libraries. Its file holds one line with the SHA-256 of key and
-content, and then an ``.npz`` (never pickled). A point whose file does not verify is made again, and
-``note`` is told.
+A point's key is the hash of all that decides its values: its facts, the package's sources, versions
+of libraries. Its file: a line with the SHA-256 of key and content, then an ``.npz`` (no pickle).
 
     work = {point_key(c): partial(simulate_point, c) for c in (1, 2, 4)}
     rows = finished(work, keep=Keep(Path("build/rows")))     # {key: {"retractions": 8, ...}}
@@ -16,7 +14,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -28,7 +26,7 @@ from joblib import Parallel, delayed
 
 import kvlab
 from kvlab.errors import StudyError
-from kvlab.lab.folders import Folder
+from kvlab.files import put, require_writable
 
 #: Numbers, words and arrays by name: what a point gives.
 Values = dict[str, Any]
@@ -65,36 +63,28 @@ class Keep:
 
     def __post_init__(self) -> None:
         if self.folder is not None:
-            self._place(self.folder).require_writable()  # before the work, not after a point
+            require_writable(self.folder)  # before the work, not after a point
 
     def read(self, key: str) -> Values | None:
         """The values of a point; None for one that is not there or does not verify."""
         path = None if self.folder is None else self.folder / f"{key}.kept"
         if path is None or not path.exists():
             return None
-        try:
-            head, _, content = path.read_bytes().partition(b"\n")
-        except OSError:
-            head, content = b"", b""
+        head, _, content = path.read_bytes().partition(b"\n")
         if head != _checksum(key, content):
             if self.note is not None:
                 self.note(f"{path.name} is damaged and is made again")
             return None
         with np.load(io.BytesIO(content), allow_pickle=False) as kept:
-            found = {name: kept[name] for name in kept.files}
-        return {name: x if x.ndim else x.item() for name, x in found.items()}
+            return {name: x if x.ndim else x.item() for name, x in kept.items()}
 
     def write(self, key: str, values: Values) -> None:
         """Keep a point. Errors: StudyError."""
         if self.folder is not None:
             content = io.BytesIO()
             np.savez(content, allow_pickle=False, **values)
-            data = _checksum(key, content.getvalue()) + b"\n" + content.getvalue()
-            self._place(self.folder).put(f"{key}.kept", data)
-
-    @staticmethod
-    def _place(folder: Path) -> Folder:
-        return Folder(folder, "a cache is a folder that can be written", "name another, or none")
+            data = content.getvalue()
+            put(self.folder / f"{key}.kept", _checksum(key, data) + b"\n" + data)
 
 
 def _checksum(key: str, content: bytes) -> bytes:
@@ -121,30 +111,24 @@ def finished(
         raise StudyError(f"jobs counts processes, at least 1: got {jobs}; None takes all cores")
     read = {key: keep.read(key) for key in work}
     done = {key: values for key, values in read.items() if values is not None}
-    missing = {key: make for key, make in work.items() if key not in done}
-    if progress is not None:
-        progress(len(done), len(work))
-    for key, values in _made(missing, jobs or os.cpu_count() or 1):
-        keep.write(key, values)
-        done[key] = values
-        if progress is not None:
-            progress(len(done), len(work))
-    return done
-
-
-def _made(work: Mapping[str, Callable[[], Values]], jobs: int) -> Iterator[tuple[str, Values]]:
-    """Each point as it is made; in this process where there is one job or one point."""
-    jobs = min(jobs, len(work))
-    if jobs <= 1:
-        yield from (_one(key, make) for key, make in work.items())
-        return
-    # Arrays go through pipes (max_nbytes): files of them would outlive a killed study.
-    pool = Parallel(jobs, return_as="generator_unordered", max_nbytes=None,
-                    initializer=_end_with_parent, initargs=(os.getpid(),))  # fmt: skip
+    told = progress or (lambda done, total: None)
+    told(len(done), len(work))
+    todo = [(key, make) for key, make in work.items() if key not in done]
+    jobs = min(jobs or os.cpu_count() or 1, len(todo))
+    made: Iterable[tuple[str, Values]] = (_one(key, make) for key, make in todo)
     with warnings.catch_warnings():
-        # The first bfloat16 operation of a process takes 300 MB, for which joblib replaces it.
-        warnings.filterwarnings("ignore", message="A worker stopped")
-        yield from pool(delayed(_one)(key, make) for key, make in work.items())
+        if jobs > 1:
+            # The first bfloat16 operation of a process takes 300 MB, for which joblib replaces it.
+            warnings.filterwarnings("ignore", message="A worker stopped")
+            # Arrays go through pipes (max_nbytes): files of them would outlive a killed study.
+            pool = Parallel(jobs, return_as="generator_unordered", max_nbytes=None,
+                            initializer=_end_with_parent, initargs=(os.getpid(),))  # fmt: skip
+            made = pool(delayed(_one)(key, make) for key, make in todo)
+        for key, values in made:
+            keep.write(key, values)
+            done[key] = values
+            told(len(done), len(work))
+    return done
 
 
 def _one(key: str, make: Callable[[], Values]) -> tuple[str, Values]:

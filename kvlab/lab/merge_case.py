@@ -10,7 +10,7 @@ same lse are 1 and 3, which weigh 0.1192 and 0.8808.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import pandas as pd
 import torch
@@ -33,8 +33,7 @@ class MergeCase:
         merge: "checked" takes NaN and +inf for empty (``Partial.with_nan_as_empty``), then merges;
             "plain" is a softmax over what is reported.
 
-    Errors: StudyError for no rank, unequal lengths, an lse that is no finite number, or a word
-    that is none of these.
+    Errors: StudyError for no rank, unequal lengths, an lse that is not finite, or an unknown word.
     """
 
     lse: tuple[float, ...]
@@ -50,31 +49,30 @@ class MergeCase:
                 f"a merge has an lse in nats, finite, and an empty flag for each of at least one "
                 f"rank: got lse={self.lse}, empty={self.empty}"
             )
-        for name, value, known in (
-            ("reported", self.reported, tuple(REPORTED)),
-            ("log_base", self.log_base, ("right", "wrong")),
-            ("merge", self.merge, ("checked", "plain")),
-        ):
-            if value not in known:
-                raise StudyError(f"{name} is one of {', '.join(known)}: got {value!r}")
+
+        words = {"reported": REPORTED, "log_base": get_args(Base), "merge": get_args(Merge)}
+        for name, known in words.items():
+            if getattr(self, name) not in known:
+                raise StudyError(
+                    f"{name} is one of {', '.join(known)}: got {getattr(self, name)!r}"
+                )
 
     def table(self) -> pd.DataFrame:
         """One row a rank: ``rank``, ``empty``, ``lse`` (nats, NaN if empty), ``reported``, ``out``
         (0 if empty), ``right_weight``, ``weight``."""
-        out = [0.0 if gone else rank + 1.0 for rank, gone in enumerate(self.empty)]
-        said = [
-            REPORTED[self.reported] if gone else self._reads(value)
-            for value, gone in zip(self.lse, self.empty, strict=True)
-        ]
-        truth = [-math.inf if g else v for v, g in zip(self.lse, self.empty, strict=True)]
+        lse, empty = pd.Series(self.lse, dtype=float), pd.Series(self.empty, dtype=bool)
+        rank = pd.RangeIndex(len(lse))
+        # The merge takes what it gets for nats.
+        said = lse / math.log(2.0) if self.log_base == "wrong" else lse
+        said = said.mask(empty, REPORTED[self.reported])
         return pd.DataFrame(
             {
-                "rank": range(len(self.lse)),
-                "empty": self.empty,
-                "lse": [math.nan if g else v for v, g in zip(self.lse, self.empty, strict=True)],
+                "rank": rank,
+                "empty": empty,
+                "lse": lse.mask(empty),
                 "reported": said,
-                "out": out,
-                "right_weight": _checked(truth),
+                "out": (rank + 1.0).where(~empty, 0.0),
+                "right_weight": _checked(lse.mask(empty, -math.inf)),
                 "weight": _checked(said) if self.merge == "checked" else _plain(said),
             }
         )
@@ -85,23 +83,19 @@ class MergeCase:
         right = float((table["right_weight"] * table["out"]).sum())
         return right, float((table["weight"] * table["out"]).sum(skipna=False))
 
-    def _reads(self, nats: float) -> float:
-        """What the merge takes for nats."""
-        return nats / math.log(2.0) if self.log_base == "wrong" else nats
 
-
-def _checked(lse: list[float]) -> list[float]:
+def _checked(lse: pd.Series) -> list[float]:
     """The weights of ``merge_partials``: its output when the ranks' outputs are unit vectors."""
-    units = torch.eye(len(lse), dtype=torch.float64)
-    partials = [
-        Partial.with_nan_as_empty(unit, torch.tensor(value, dtype=torch.float64))
-        for unit, value in zip(units, lse, strict=True)
-    ]
-    return [float(weight) for weight in merge_partials(partials).out]
+    units, values = (
+        torch.eye(len(lse), dtype=torch.float64),
+        torch.tensor(lse.tolist(), dtype=torch.float64),
+    )
+    parts = [Partial.with_nan_as_empty(*pair) for pair in zip(units, values, strict=True)]
+    return [float(weight) for weight in merge_partials(parts).out]
 
 
-def _plain(lse: list[float]) -> list[float]:
+def _plain(lse: pd.Series) -> list[float]:
     """exp(lse - max) over its sum, with no look at what is reported."""
-    given = torch.tensor(lse, dtype=torch.float64)
+    given = torch.tensor(lse.tolist(), dtype=torch.float64)
     weight = torch.exp(given - given.max())
     return [float(share) for share in weight / weight.sum()]

@@ -1,24 +1,18 @@
 """Where a number comes from: command, seed, parameters, device, versions, commit, date.
 
-Every figure carries its origin in the footer and every data file carries it beside the data, so
-that a picture found alone in a slide still says how to make it again. Worked example:
-
-    >>> origin = Origin("kvlab owners", 0, {"dcp_size": 4}, "cpu (2 cores)",
-    ...                 {"kvlab": "0.1.0", "python": "3.11.4"}, "1a2b3c4", "2026-03-01")
-    >>> print(origin.footer())
     kvlab owners · seed 0 · dcp_size=4
     kvlab 0.1.0 (1a2b3c4) · python 3.11.4 · cpu (2 cores) · 2026-03-01
 
-An origin is meant to be published: host and user names are never collected, and absolute paths
-in the command and the parameters are cut to their last part. A path with blanks is known as one
-where it is quoted, as the command line quotes it, or where a parameter is nothing else.
+An origin is published: no host or user name is collected, absolute paths lose their folders.
 """
 
+import json
 import os
 import platform
 import re
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -28,9 +22,9 @@ import torch
 
 import kvlab
 from kvlab.errors import StudyError
+from kvlab.lab.gpu import driver
 
-Scalar = str | int | float | bool | None
-Value = Scalar | list["Value"] | dict[str, "Value"]
+Value = str | int | float | bool | None | list["Value"] | dict[str, "Value"]
 
 LIBRARIES = ("torch", "numpy", "matplotlib")
 # What decides a number. Notebooks are left out: executing them in place changes them.
@@ -38,15 +32,12 @@ CODE = ("kvlab", "data", "pyproject.toml")
 
 # A path that starts at a root: /a/b, ~/a, C:\a, file:///a. "tokens/s" and "1/2" start at no root.
 _ROOT = r"(?:file://)?(?:~[\w.-]*[\\/]|/|[A-Za-z]:[\\/])(?=[^\s'\"])"
-# 'a b' or "a b", with or without a name in front (--trace=); the shell writes ' as '"'"'.
-_QUOTED = re.compile(rf"""(?<!\w)(['"])([^'"/\\\s]*=)?({_ROOT}(?:'"'"'|(?!\1).)*)\1""")
-# Punctuation ends a path, unless more folders follow it: "see (/a/b), 5 tokens/s", "/a/k=v/b".
-_MARK = rf"(?:[)\]]|[=,;:(\[](?!{_ROOT}))(?=[^\s'\"]*[\\/])"
-_ROOTED = re.compile(
-    rf"""(?P<address>\b(?!file:)[A-Za-z][\w+.-]+://[^\s'"]*)|(?<![\w./~)\]\\-]){_ROOT}"""
-    rf"""(?:\\\s|[^\s'"=,;:()\[\]]|{_MARK})*"""
+# Its folders: within quotes ('a b', '--trace=a b') they may hold blanks. An address is kept.
+_QUOTED = rf"""(?<!\w)((['"])(?:[^'"/\\\s]*=)?){_ROOT}(?:(?:(?!\2).)*[\\/](?!\2))?"""
+_BARE = (
+    rf"""(\b(?!file:)[A-Za-z][\w+.-]+://[^\s'"]*)|"""
+    rf"""(?<![\w./~)\]\\-]){_ROOT}(?:(?:\\\s|[^\s'"])*[\\/](?=[^\s'"]))?"""
 )
-LAST_SECOND = 253_402_300_799  # of the year 9999, the last that a date can name
 
 
 @dataclass(frozen=True)
@@ -78,11 +69,7 @@ class Origin:
             made.append(", ".join(f"{name}={_short(v)}" for name, v in self.parameters.items()))
         tools = [f"{name} {version}" for name, version in self.versions.items()]
         if self.commit is not None:
-            at = next((i for i, tool in enumerate(tools) if tool.startswith("kvlab ")), None)
-            if at is None:
-                tools.insert(0, self.commit)
-            else:
-                tools[at] += f" ({self.commit})"
+            tools[0] += f" ({self.commit})"  # kvlab's own version comes first
         return " · ".join(made) + "\n" + " · ".join([*tools, self.device, self.created])
 
     def as_dict(self) -> dict[str, Value]:
@@ -99,20 +86,16 @@ def collect_origin(
     """The origin of a study that this process runs.
 
     Args:
-        device: "cpu" or "cuda" says which one computed; None names all that this machine has.
+        device: "cpu", "cuda" or "cuda:N" says which computed; None names all of this machine.
 
     Errors: StudyError for a parameter that is not a plain value (str, number, bool, None, or
-    lists and dicts of these), and for an empty command.
+    lists and dicts of these).
     """
-    if not command.strip():
-        raise StudyError(
-            f"an origin names the command that makes the figure again: got {command!r}; "
-            "pass e.g. 'kvlab owners --dcp-size 4' or the name of the notebook"
-        )
+    plain = json.dumps(dict(parameters), default=_plain, ensure_ascii=False)
     return Origin(
         command=without_paths(command.strip()),
         seed=seed,
-        parameters={str(k): _plain(v, str(k)) for k, v in parameters.items()},
+        parameters=json.loads(without_paths(plain)),  # a value in quotes may hold blanks
         device=describe_device(device),
         versions=versions(),
         commit=commit(),
@@ -121,100 +104,71 @@ def collect_origin(
 
 
 def without_paths(text: str) -> str:
-    """``text`` with every absolute path cut to its last part: "see /a/b.csv" -> "see b.csv"."""
-    text = _QUOTED.sub(lambda m: f"{m[1]}{m[2] or ''}{_last_part(m[3])}{m[1]}", text)
-    return _ROOTED.sub(lambda m: m[0] if m["address"] else _last_part(m[0]), text)
-
-
-def _last_part(path: str) -> str:
-    return re.split(r"[\\/]", path.rstrip("\\/"))[-1] or path
+    """``text`` with the folders of absolute paths cut: "see /a/b.csv" -> "see b.csv"."""
+    return re.sub(_BARE, r"\1", re.sub(_QUOTED, r"\1", text))
 
 
 def today() -> str:
-    """The day in UTC as ISO 8601. ``SOURCE_DATE_EPOCH`` (seconds) overrides the clock.
-
-    Errors: StudyError when that variable holds no seconds of the years 1970 to 9999.
-    """
+    """The day in UTC as ISO 8601. ``SOURCE_DATE_EPOCH`` (seconds) overrides the clock."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if epoch is None:
         return datetime.now(UTC).date().isoformat()
-    # int() refuses text of more than 4300 digits, and takes "1_000".
-    if not re.fullmatch(r"[0-9]{1,12}", epoch) or int(epoch) > LAST_SECOND:
-        shown = repr(epoch if len(epoch) <= 40 else f"{epoch[:40]}...")
+    try:
+        return datetime.fromtimestamp(int(epoch), UTC).date().isoformat()
+    except (ValueError, OverflowError, OSError):
         raise StudyError(
-            f"SOURCE_DATE_EPOCH in the environment counts whole seconds since 1970 in digits, "
-            f"0 .. {LAST_SECOND}: got {shown}; correct it or unset it"
-        )
-    return datetime.fromtimestamp(int(epoch), UTC).date().isoformat()
+            f"SOURCE_DATE_EPOCH counts whole seconds since 1970: got {epoch[:40]!r}; unset it"
+        ) from None
 
 
 def versions() -> dict[str, str]:
     """Versions of kvlab, Python, and the libraries that decide numbers and pictures."""
     found = {"kvlab": kvlab.__version__, "python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(metadata.PackageNotFoundError):  # a library put on the path by hand
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:  # a library put on the path by hand
-            continue
     return found
 
 
 def commit() -> str | None:
     """Short commit of the checkout that holds kvlab, "+dirty" if its code differs; else None."""
     root = Path(kvlab.__file__).resolve().parents[1]
-    top = _output("git", "-C", str(root), "rev-parse", "--show-toplevel")
-    # A package installed inside somebody else's repository has that repository's commit, not ours.
-    if top is None or Path(top).resolve() != root:
-        return None
-    short = _output("git", "-C", str(root), "rev-parse", "--short=7", "HEAD")
-    if short is None:
-        return None
-    changed = _output("git", "-C", str(root), "status", "--porcelain", "--", *CODE)
-    return f"{short}+dirty" if changed else short
+
+    def git(*words: str) -> str:
+        asked = ["git", "-C", str(root), *words]
+        return subprocess.run(
+            asked, capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
+
+    with suppress(OSError, subprocess.SubprocessError):
+        # A package installed inside another repository has that repository's commit, not ours.
+        if Path(git("rev-parse", "--show-toplevel")).resolve() == root:
+            changed = git("status", "--porcelain", "--", *CODE)
+            return git("rev-parse", "--short=7", "HEAD") + ("+dirty" if changed else "")
+    return None
 
 
 def describe_device(device: str | None = None) -> str:
     """For instance "cpu (2 cores)", or "cpu (16 cores), NVIDIA H200 (driver 570.1)"."""
-    if device is not None and device.split(":")[0] not in ("cpu", "cuda"):
-        raise StudyError(
-            f"a device is 'cpu', 'cuda' or 'cuda:N': got {device!r}; pass None to name all"
-        )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     cpu = f"cpu ({cores} core{'' if cores == 1 else 's'})"
     if device == "cpu" or not torch.cuda.is_available():
         return cpu
-    index = int(device.partition(":")[2] or 0) if device else 0
-    name = torch.cuda.get_device_name(index)
-    driver = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "-i", "0")
-    gpu = f"{name} (driver {driver.splitlines()[0]})" if driver else name
+    name = torch.cuda.get_device_name(torch.device(device or "cuda"))
+    version = driver()
+    gpu = f"{name} (driver {version})" if version else name
     return gpu if device else f"{cpu}, {gpu}"
 
 
-def _output(*command: str) -> str | None:
-    """What ``command`` prints, stripped; None if it is missing, fails, or takes over 10 s."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-def _plain(value: object, name: str) -> Value:
-    """``value`` made of JSON types only, without absolute paths."""
+def _plain(value: object) -> Value:
+    """What JSON cannot hold, as what it can."""
     if isinstance(value, PurePath):
         return value.name if value.is_absolute() else value.as_posix()
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, str):
-        # Nothing but a path: it may hold blanks, and runs to the end.
-        return _last_part(value) if re.match(_ROOT, value) else without_paths(value)
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{name}[{k!r}]") for k, v in value.items()}
-    if isinstance(value, list | tuple | range):
-        return [_plain(v, f"{name}[{i}]") for i, v in enumerate(value)]
+    if isinstance(value, range):
+        return list(value)
     raise StudyError(
-        f"a parameter in an origin is a plain value (str, number, bool, None, list or dict of "
-        f"these): {name} is a {type(value).__name__}; pass e.g. its .item(), .tolist() or str()"
+        f"a parameter of an origin is a plain value: got a {type(value).__name__}; pass e.g. its "
+        f".item(), .tolist() or str()"
     )
 
 

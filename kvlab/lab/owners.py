@@ -5,7 +5,7 @@ rows 4, 4, 5, 5. Used raw, slot 8 on rank 0 would be row 8, where rank 0 keeps s
 another token.
 """
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from kvlab.errors import StudyError
 from kvlab.index import (
     DcpLayout,
     WidenedSlots,
-    get_dcp_lens,
     localize,
     localize_masked,
     localize_strided,
@@ -50,13 +49,13 @@ class OwnerStudy:
                 f"a run has start >= 0 and length >= 1: got start={self.start}, "
                 f"length={self.length}"
             )
-        need = self.layout.pages_for(self.start + self.length)
-        pages = self.page_list
+        need, pages = self.layout.pages_for(self.start + self.length), self.page_list
         if len(pages) < need or len(set(pages)) != len(pages):
             more = "raise num_pages" if self.pages is None else "name more pages, none twice,"
+            shown = ", ".join(map(str, pages[:12])) + ", ..." * (len(pages) > 12)
             raise StudyError(
                 f"positions 0..{self.start + self.length - 1} need {need} different pages of "
-                f"{self.layout.widened_page_size} slots: got {_shown(pages)} (num_pages="
+                f"{self.layout.widened_page_size} slots: got [{shown}] (num_pages="
                 f"{self.layout.num_pages}); {more} or shorten the run"
             )
         bad = [p for p in pages if not 1 <= p <= self.layout.num_pages]
@@ -86,29 +85,21 @@ class OwnerStudy:
         ``raw``: 'right' (slot and row are one number on the owner), 'another slot' or 'out of
         range'; ``raw_slot``: the slot that the owner keeps in row number ``slot`` (-1: none).
         """
-        lay = self.layout
-        end = self.start + self.length
+        lay, end = self.layout, self.start + self.length
         slots = slots_of_blocks(torch.tensor(self.page_list), lay.widened_page_size, end)
-        slots = slots[self.start :]
-        owner, row = lay.shard(0).owner(slots), lay.shard(0).row(slots)
-        inside = slots < lay.row_end
-        hit = torch.full_like(slots, -1)
-        # Sorted by owner once: a mask a rank would read the whole run c times.
-        ends = torch.bincount(owner, minlength=lay.dcp_size).cumsum(0).tolist()
-        for rank, elements in enumerate(torch.argsort(owner).tensor_split(ends[:-1])):
-            mine = elements[inside[elements]]
-            hit[mine] = lay.shard(rank).slot(slots[mine])
-        raw = [
-            "out of range" if h < 0 else "right" if h == s else "another slot"
-            for h, s in zip(hit.tolist(), slots.tolist(), strict=True)
-        ]
+        slots, shard = slots[self.start :], lay.shard(0)
+        owner = shard.owner(slots)
+        # What a rank stores in a row lies its turn behind what rank 0 stores there.
+        hit = shard.slot(slots) + owner * lay.interleave
+        hit[slots >= lay.row_end] = -1
+        kinds = torch.where(hit < 0, 2, (hit != slots).long()).tolist()
         return {
             "position": list(range(self.start, end)),
             "slot": slots.tolist(),
             "page": (slots // lay.widened_page_size).tolist(),
             "owner": owner.tolist(),
-            "row": row.tolist(),
-            "raw": raw,
+            "row": shard.row(slots).tolist(),
+            "raw": [("right", "another slot", "out of range")[kind] for kind in kinds],
             "raw_slot": hit.tolist(),
         }
 
@@ -120,14 +111,16 @@ class OwnerStudy:
 
     def held(self) -> list[int]:
         """How many of the run's positions each rank holds."""
-        lay = self.layout
-        run, start = torch.tensor([self.length]), torch.tensor([self.start])
-        return [int(get_dcp_lens(run, lay.shard(r), start)) for r in range(lay.dcp_size)]
+        shards = map(self.layout.shard, range(self.layout.dcp_size))
+        return [x.held(self.start + self.length) - x.held(self.start) for x in shards]
 
-
-def _shown(pages: Sequence[int], most: int = 12) -> str:
-    more = f", ... {len(pages)} in all" if len(pages) > most else ""
-    return f"[{', '.join(map(str, pages[:most]))}{more}]"
+    def position_of(self, slot: int) -> int | None:
+        """The position of the run that lies in ``slot``, None where none does."""
+        page, offset = divmod(slot, self.layout.widened_page_size)
+        if page not in self.page_list:
+            return None
+        position = self.page_list.index(page) * self.layout.widened_page_size + offset
+        return position if self.start <= position < self.start + self.length else None
 
 
 def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> "pd.DataFrame":
@@ -143,21 +136,18 @@ def localize_ways(ids: Tensor, dcp_size: int, chunk: int) -> "pd.DataFrame":
     import pandas as pd
 
     layout = DcpLayout(dcp_size, 1, int(ids.max()) // dcp_size + 1)
-    parts = [ids[at : at + chunk] for at in range(0, len(ids), chunk)]
-    return pd.DataFrame(
-        [
-            {
-                "rank": rank,
-                "mask": localize_masked(ids, layout.shard(rank)).tolist(),
-                "localize": localize(WidenedSlots(ids), layout, rank).ids.tolist(),
-                "stride": localize_strided(ids, layout.shard(rank), check=False).tolist(),
-                "cut_first": torch.cat(
-                    [localize_strided(part, layout.shard(rank), check=False) for part in parts]
-                ).tolist(),
-            }
-            for rank in range(dcp_size)
-        ]
-    )
+    table = []
+    for rank in range(dcp_size):
+        shard = layout.shard(rank)
+        cut = [localize_strided(part, shard, check=False) for part in torch.split(ids, chunk)]
+        ways = {
+            "mask": localize_masked(ids, shard),
+            "localize": localize(WidenedSlots(ids), layout, rank).ids,
+            "stride": localize_strided(ids, shard, check=False),
+            "cut_first": torch.cat(cut),
+        }
+        table.append({"rank": rank} | {way: rows.tolist() for way, rows in ways.items()})
+    return pd.DataFrame(table)
 
 
 #: The ownership rules of other engines as the interleave that gives them, for page size P.
@@ -175,96 +165,53 @@ def rule_interleave(rule: str, page_size: int) -> int:
 
 
 def parse_sizes(text: str, name: str) -> tuple[int, ...]:
-    """Comma-separated sizes of a command line, as a tuple. Errors: StudyError."""
-    try:
-        sizes: Sequence[int] = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise StudyError(f"{name} must be whole numbers joined by commas: got {text!r}") from None
-    if not sizes or min(sizes) < 1:
-        raise StudyError(f"{name} must be at least 1 each: got {text!r}")
-    return tuple(sizes)
+    """Comma-separated sizes as a tuple. Errors: StudyError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise StudyError(f"{name} must be whole numbers joined by commas: got {text!r}")
+    return tuple(map(int, parts))
 
 
-@dataclass(frozen=True, slots=True)
-class SlotFacts:
-    """``position``: of the run, None for a slot outside it; ``raw``: what the slot as a row of its
-    owner would hit ("right", "another token", "padding", "out of range"); ``raw_slot``: the slot
-    that this row stores, None for padding and out of range."""
-
-    slot: int
-    page: int
-    owner: int
-    row: int
-    position: int | None
-    raw: str
-    raw_slot: int | None
-    raw_position: int | None
-    rows: int
-
-    def sentence(self) -> str:
-        """The facts in words."""
-        where = f"Slot {self.slot}: page {self.page}, rank {self.owner}, row {self.row}"
-        if self.page == 0:
-            where += ", padding, never handed out"
-        elif self.position is None:
-            where += ", not of this run"
-        else:
-            where += f", position {self.position}"
-        what = {
-            "right": "is right, slot and row are one number",
-            "padding": "hits the padding page, silently",
-            "out of range": f"is out of range, the buffer ends at row {self.rows - 1}",
-        }
-        hit = what.get(self.raw, f"silently hits the row of slot {self.raw_slot}")
-        if self.raw == "another token" and self.raw_position is not None:
-            hit += f", position {self.raw_position} of the same run"
-        return f"{where}. Used raw as row {self.slot} it {hit}."
-
-
-def slot_facts(study: OwnerStudy, slot: int) -> SlotFacts:
-    """The facts of ``slot`` in the pool of ``study``.
-
-    Errors: StudyError for a slot that the pool does not have.
-    """
-    lay = study.layout
+def slot_sentence(study: OwnerStudy, slot: int) -> str:
+    """Where ``slot`` lies in the pool of ``study``, and what it would hit if its owner used it as a
+    row. Errors: StudyError for a slot outside the pool."""
+    lay, page = study.layout, slot // study.layout.widened_page_size
     if not 0 <= slot < lay.slot_end:
-        raise StudyError(
-            f"a slot of this pool lies in [0, {lay.slot_end}): got {slot}; pages 0 (padding) to "
-            f"{lay.num_pages} have {lay.widened_page_size} slots each"
-        )
-    owner, row = lay.owner(slot), lay.row(slot)
-    raw, hit = "out of range", None
+        raise StudyError(f"a slot of this pool lies in [0, {lay.slot_end}): got {slot}")
+    owner, place = lay.owner(slot), study.position_of(slot)
+    where = f", position {place}"
+    if place is None:
+        where = ", not of this run" if page else ", padding, never handed out"
     if slot < lay.first_row:
-        raw = "padding"
-    elif slot < lay.row_end:
-        hit = lay.slot(owner, slot)
-        raw = "right" if hit == slot else "another token"
-    hit_position = None if hit is None else position_of(study, hit)
-    page, place = slot // lay.widened_page_size, position_of(study, slot)
-    return SlotFacts(slot, page, owner, row, place, raw, hit, hit_position, lay.row_end)
-
-
-def position_of(study: OwnerStudy, slot: int) -> int | None:
-    """The position of the run that lies in ``slot``, None where none does."""
-    page, offset = divmod(slot, study.layout.widened_page_size)
-    if page not in study.page_list:
-        return None
-    position = study.page_list.index(page) * study.layout.widened_page_size + offset
-    return position if study.start <= position < study.start + study.length else None
+        hit = "hits the padding page, silently"
+    elif slot >= lay.row_end:
+        hit = f"is out of range, the buffer ends at row {lay.row_end - 1}"
+    elif (other := lay.slot(owner, slot)) == slot:
+        hit = "is right, slot and row are one number"
+    else:
+        hit = f"silently hits the row of slot {other}"
+        if (place := study.position_of(other)) is not None:
+            hit += f", position {place} of the same run"
+    return (
+        f"Slot {slot}: page {page}, rank {owner}, row {lay.row(slot)}{where}. Used raw as row "
+        f"{slot} it {hit}."
+    )
 
 
 def describe(study: OwnerStudy) -> str:
     """The numbers of a study in words: slots, positions by rank, rows, raw use."""
-    table = study.table()
-    ranges = table.groupby("page", sort=False)["slot"].agg(["min", "max"])
-    slots = [f"{low}" if low == high else f"{low}..{high}" for low, high in ranges.to_numpy()]
-    held = ", ".join(map(str, study.lens()["positions"]))
+    table = study.columns()
+    pages: dict[int, list[int]] = {}
+    for page, slot in zip(table["page"], table["slot"], strict=True):
+        pages.setdefault(page, []).append(slot)
+    slots = [f"{x[0]}" if len(x) == 1 else f"{x[0]}..{x[-1]}" for x in pages.values()]
+    held = ", ".join(map(str, study.held()))
     words = {
         "right": "hit the right row",
         "another slot": "hit another slot's row",
         "out of range": "lie past the buffer",
     }
-    hits = [f"{n} would {words[str(raw)]}" for raw, n in table["raw"].value_counts().items()]
+    hits = [f"{n} would {words[raw]}" for raw, n in Counter(table["raw"]).most_common()]
     return (
         f"{study.length} positions from {study.start} on are slots {', '.join(slots[:6])}"
         f"{', ...' if len(slots) > 6 else ''}. Ranks 0..{study.layout.dcp_size - 1} hold {held} of "

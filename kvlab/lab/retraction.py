@@ -1,15 +1,11 @@
 """How often does a decode node retract, as the DCP size and the memory budget grow?
 
-One run of the counting node for each (DCP size, budget): the same requests, the same rules, the
-budget of one *rank* turned into pages by the model's geometry. More ranks hold more tokens, since
-each token is stored once: capacity grows by exactly c, and retractions stop where the working set
-fits. Every number here is *simulated*: a step has no duration unless arrivals are placed on steps.
-
-Rows are kept as they are made, so a study that is killed and started again runs only what is
-missing: see ``kvlab.lab.keep``.
+One run of the counting node for each (DCP size, budget of one *rank*). More ranks hold more tokens,
+since each token is stored once: capacity grows by exactly c, and retractions stop where the working
+set fits. Every number is *simulated*: a step has no duration unless arrivals are placed on steps.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 
@@ -34,12 +30,7 @@ COLUMNS = (
     "aborted",
     "backup_gib",
 )
-_OTHERS = (
-    *("finished", "forwards", "decode_tokens", "resumed", "declined_backups", "recomputed_tokens"),
-    *("peak_pages", "peak_running", "peak_host_gib", "num_pages", "label"),
-)
 Model = str | ModelGeometry
-Parameter = str | int | float | list[int] | list[float] | dict[str, int] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +41,15 @@ class RetractionStudy:
         workload: the requests; its digest is part of every row's identity.
         model: a name of ``data/models/geometry.csv``, or a `ModelGeometry` of your own.
         dtype: storage of a row.
-        dcp_sizes: values of c; budgets_gib: KV memory of one *rank*, GiB.
         page_size: rows of one page (P).
         concurrency: closed loop of that many requests; None: open loop, by arrival time.
         restore: "backup" or "recompute".
-        host_gib: host memory that all backups of the node together may hold, all ranks, GiB of KV
-            (as in the column peak_host_gib; blocks are not rounded); None: no bound.
-        host_full: what becomes of a victim whose backup does not fit there: "abort" or "recompute".
-            Without a bound, or with restore="recompute", no backup is declined.
+        host_gib: host memory for all backups of the node, all ranks, GiB; None: no bound.
+        host_full: what becomes of a victim whose backup does not fit: "abort" or "recompute".
         reserved_decode_tokens: room kept for each running request at admission. Upstream's default
             is 512, at which short outputs hardly run the pool dry; 64 shows the effect.
-        step_time_s, force_retract_interval: as in ``NodeConfig``.
+        force_retract_interval, step_time_s: as in ``NodeConfig``.
+        dcp_sizes: values of c; budgets_gib: KV memory of one *rank*, GiB.
 
     Errors: StudyError for empty axes or host memory below 0; CapacityError for a budget below two
     pages.
@@ -69,16 +58,16 @@ class RetractionStudy:
     workload: Workload
     model: Model = "Kimi-Linear-48B-A3B"
     dtype: str = "bf16"
-    dcp_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
-    budgets_gib: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     page_size: int = 64
     concurrency: int | None = 128
     restore: str = "backup"
     host_gib: float | None = None
     host_full: str = "abort"
     reserved_decode_tokens: int = 64
-    step_time_s: float = 0.025
     force_retract_interval: int | None = None
+    step_time_s: float = 0.025
+    dcp_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    budgets_gib: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
 
     def __post_init__(self) -> None:
         for name, axis in (("dcp_sizes", self.dcp_sizes), ("budgets_gib", self.budgets_gib)):
@@ -92,8 +81,7 @@ class RetractionStudy:
         if self.host_gib is not None and self.restore == "recompute":
             raise StudyError(
                 f"a host that holds no backup needs no bound: got host_gib={self.host_gib!r} with "
-                f"restore='recompute', which makes none; leave it out, or use restore='backup' "
-                f"with host_full='recompute'"
+                f"restore='recompute'; leave it out, or use restore='backup'"
             )
         for c, budget in self.points():
             last = self.workload.requests[-1]
@@ -127,31 +115,22 @@ class RetractionStudy:
         """Bytes of one token in all layers, which all ranks together pay. Errors: CapacityError."""
         return geometry(self.model).bytes_per_token(self.dtype)
 
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, object]:
         """What decides the figures, as plain values for an origin stamp. A host without a bound
         decides nothing and is not named; a geometry of your own is named with its fields."""
-        model, own = geometry(self.model), dict[str, Parameter]()
-        if isinstance(self.model, ModelGeometry):
-            sizes = ("mla_layers", "kv_lora_rank", "qk_rope_head_dim")
-            own["geometry"] = {name: getattr(model, name) for name in sizes}
-        bounded = self.host_gib is not None
-        host = {"host_gib": self.host_gib, "host_full": self.host_full} if bounded else {}
-        return {
+        found: dict[str, object] = {
             "workload": self.workload.name,
             "digest": self.workload.digest[:12],
-            "model": model.name,
-            **own,
-            "dtype": self.dtype,
-            "page_size": self.page_size,
-            "concurrency": self.concurrency,
-            "restore": self.restore,
-            **host,
-            "reserved_decode_tokens": self.reserved_decode_tokens,
-            "force_retract_interval": self.force_retract_interval,
-            "step_time_s": self.step_time_s,
-            "dcp_sizes": list(self.dcp_sizes),
-            "budgets_gib": list(self.budgets_gib),
+            "model": geometry(self.model).name,
         }
+        if isinstance(self.model, ModelGeometry):
+            sizes = ("mla_layers", "kv_lora_rank", "qk_rope_head_dim")
+            found["geometry"] = {name: getattr(self.model, name) for name in sizes}
+        silent = {"host_gib", "host_full"} if self.host_gib is None else set()
+        for name in (f.name for f in fields(self) if f.name not in {*found, *silent}):
+            value = getattr(self, name)
+            found[name] = list(value) if isinstance(value, tuple) else value
+        return found
 
     def run(
         self,
@@ -161,22 +140,15 @@ class RetractionStudy:
         progress: Progress | None = None,
         note: Note | None = None,
     ) -> pd.DataFrame:
-        """One row a point, in the order of ``points``.
-
-        Args:
-            jobs: processes; None takes the cores of this machine.
-            cache: folder of finished rows; None keeps none.
-            progress: called with (rows done, rows).
-            note: called with a sentence for each row of the cache that is made again.
-
-        Errors: StudyError for jobs below 1, or a cache that cannot be written.
+        """One row a point, in the order of ``points``; arguments and errors as ``finished``, rows
+        are kept in the folder ``cache``.
 
         Columns: ``COLUMNS``, then finished, forwards, decode_tokens, resumed, declined_backups,
         recomputed_tokens, peak_pages, peak_running, peak_host_gib, num_pages, label ('simulated').
         """
         work = {self._key(*point): partial(_point, self, *point) for point in self.points()}
         rows = finished(work, keep=Keep(cache, note), jobs=jobs, progress=progress)
-        return pd.DataFrame([rows[key] for key in work])[[*COLUMNS, *_OTHERS]]
+        return pd.DataFrame([rows[key] for key in work])
 
     def _key(self, dcp_size: int, budget_gib: float) -> str:
         config = asdict(self.config(dcp_size, budget_gib))

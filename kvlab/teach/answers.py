@@ -1,14 +1,11 @@
 """Answers of a reader: made plain, compared with the spec, and the first difference in words.
 
-A reader may answer with a tensor, an array, a list or a number; what counts is the values. So both
-sides become plain Python values first. That also means that an object with an ``__eq__`` of its own
-is no answer.
+A tensor, an array, a list: what counts is the values. So both sides become plain Python values
+first; an object with an ``__eq__`` of its own is no answer.
 
     >>> import torch
     >>> difference(plain(torch.tensor([3, 4])), [3, 5])
     'element 1 is 4, the spec says 5'
-    >>> difference(plain(2.0), 2)
-    'a float (2.0) where a whole number is meant: use // and not /'
 """
 
 import math
@@ -25,7 +22,7 @@ from kvlab.index import PhysicalRows, WidenedSlots
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | None"
 
-#: Relative and absolute tolerance of floats: float32 arithmetic passes, a wrong rule does not.
+#: Tolerance of floats: float32 arithmetic passes, a wrong rule does not.
 REL_TOL, ABS_TOL = 2e-5, 1e-6
 MOST_ELEMENTS, DEEPEST, LETTERS = 100_000, 8, 600
 
@@ -35,10 +32,8 @@ class NotPlain(TypeError):
 
 
 def plain(value: object, depth: int = 0) -> Plain:
-    """``value`` as bool, int, float, str, None or lists of these; tuples become lists.
+    """``value`` as bool, int, float, str, None or lists of these. ``depth``: lists around it.
 
-    Tensors, arrays, ranges, iterators and kvlab's id wrappers become lists; a set becomes a sorted
-    list; a fraction becomes an int where it is whole, else a float. ``depth``: lists around it.
     Errors: NotPlain for anything else, and for what is too large or too deep for any answer.
     """
     if isinstance(value, WidenedSlots | PhysicalRows):
@@ -47,7 +42,6 @@ def plain(value: object, depth: int = 0) -> Plain:
         count = math.prod(value.shape)
         if count > MOST_ELEMENTS:
             raise NotPlain(f"an answer of {count} numbers: none has more than {MOST_ELEMENTS}")
-        value = value.detach().cpu() if isinstance(value, torch.Tensor) else value
         return plain(value.tolist())
     if value is None or value is ...:
         return None
@@ -67,44 +61,29 @@ def plain(value: object, depth: int = 0) -> Plain:
     raise NotPlain(f"an answer of type {type(value).__name__}: give numbers, or lists of them")
 
 
-def difference(yours: Plain, spec: Plain) -> str | None:
+def difference(yours: Plain, spec: Plain, at: str = "") -> str | None:
     """The first difference of two plain answers, in words; None when they agree."""
-    if not isinstance(spec, list):
-        found = _of_scalars(yours, spec)
-        return (
-            None if found is None else found if " " in found else f"{found}, the spec says {spec!r}"
-        )
-    if not isinstance(yours, list):
-        return f"{spelled(yours)} where {len(spec)} values in a sequence are meant"
-    for at, (mine, meant) in enumerate(zip(yours, spec, strict=False)):
-        if isinstance(meant, list):
-            deeper = difference(mine, meant)
-            if deeper is not None:
-                return f"in element {at}: {deeper}"
-            continue
-        found = _of_scalars(mine, meant)
-        if found is not None:
-            return (
-                f"element {at}: {found}"
-                if " " in found
-                else (f"element {at} is {found}, the spec says {meant!r}")
-            )
-    return None if len(yours) == len(spec) else f"{len(yours)} values, the spec has {len(spec)}"
-
-
-def _of_scalars(yours: Plain, spec: Plain) -> str | None:
-    """None when equal; else a sentence, or the value alone where a sentence is to be built."""
+    told = at + spelled(yours)
+    if isinstance(spec, list):
+        if not isinstance(yours, list):
+            return f"{told} where {len(spec)} values in a sequence are meant"
+        for number, (mine, meant) in enumerate(zip(yours, spec, strict=False)):
+            inside = isinstance(meant, list)
+            where = f"in element {number}: " if inside else f"element {number} is "
+            found = difference(mine, meant, at + where)
+            if found is not None:
+                return found
+        same = len(yours) == len(spec)
+        return None if same else f"{at}{len(yours)} values, the spec has {len(spec)}"
     if isinstance(yours, list):
-        return f"a sequence of {len(yours)} where one value ({spec!r}) is meant"
-    number = isinstance(spec, int) and not isinstance(spec, bool)
-    if number and isinstance(yours, float):
-        return f"a float ({yours!r}) where a whole number is meant: use // and not /"
+        return f"{at}a sequence of {len(yours)} where one value ({spec!r}) is meant"
+    if type(spec) is int and isinstance(yours, float):
+        return f"{told}, a float where a whole number is meant: use // and not /"
     if isinstance(spec, float) and isinstance(yours, int | float) and not isinstance(yours, bool):
         same = _close(yours, spec)
     else:
         same = type(yours) is type(spec) and yours == spec
-    text = spelled(yours)
-    return None if same else text if " " not in text else f"{text} instead of the spec's value"
+    return None if same else f"{told}, the spec says {spec!r}"
 
 
 def _close(yours: float, spec: float) -> bool:
@@ -132,9 +111,7 @@ def spelled(value: object) -> str:
 
 
 def short(value: object) -> str:
-    """``value`` on one line, tensors as lists, a long list cut in the middle; a word as it is."""
-    if isinstance(value, torch.Tensor):
-        value = value.tolist()
+    """``value`` on one line, a long list cut in the middle; a word as it is."""
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list | tuple):

@@ -1,9 +1,7 @@
-"""An exercise: a spec in a cell, a small fresh example, a check on fresh inputs, a solution.
+"""An exercise: a task in a cell, small examples, a check on fresh inputs, a solution.
 
-Inputs are drawn by ``make(rng, size)`` for sizes 0 (redone by hand) to 9 (too many to remember).
-When one fails, more small ones are tried, and the failing one with the smallest numbers is shown.
-The reader's code gets copies, is called by position, runs quietly and for a bounded time, and
-whatever it raises is a difference.
+Its rule is a function of the package's own, whose docstring is the task. The reader's code gets
+copies, is called by position, runs quietly and for a bounded time; what it raises is a difference.
 
 >>> from kvlab.teach import exercise
 >>> exercise("owner-by-hand").check(lambda v, c: (v % c, v // c)).passed
@@ -12,7 +10,6 @@ True
 
 import contextlib
 import copy
-import dis
 import inspect
 import io
 import re
@@ -22,132 +19,102 @@ import textwrap
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from random import Random
-
-import torch
+from typing import Any
 
 from kvlab.show import Table
 from kvlab.teach.answers import NotPlain, Plain, cut, difference, plain, short
+from kvlab.teach.draw import Draw, Inputs
 
 TRIALS, SIZES, SMALLER = 100, 10, 150
 HINT_AT = 2
 SECONDS, WHOLE = 10.0, 60.0  # of one call, of one check
 AGAIN, KEPT = 0.2, 2000
-GRADES = {
-    1: "by hand",
-    2: "a rule",
-    3: "a rule with a trap",
-    4: "needs a plan",
-    5: "find the bug",
-}
+GRADES = ("by hand", "a rule", "a rule with a trap", "needs a plan", "find the bug")
 _BOX = "border-left:3px solid currentColor;padding:0.1em 0 0.1em 0.8em;margin:0.4em 0"
 _CODE = (
     "white-space:pre-wrap;font-family:monospace;margin:0.8em 0;background:transparent;color:inherit"
 )
 
-Inputs = dict[str, object]
-Make = Callable[[Random, int], Inputs]
+#: What a reader has tried in this process: by exercise, whether each check passed.
+TRIES: dict[str, list[bool]] = defaultdict(list)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Code:
-    """Python source, as it is."""
+class Code(str):
+    """Python source, shown as it is."""
 
-    text: str
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return self.text
+        return str(self)
 
     def _repr_html_(self) -> str:
-        return f'<pre style="{_CODE}">{escape(self.text)}</pre>'
+        return f'<pre style="{_CODE}">{escape(self)}</pre>'
 
 
-Part = str | Table | Code
+Part = str | Code | Table
+
+
+class Shown:
+    """What a cell shows: a title above words, tables and code, as text and as HTML."""
+
+    __slots__ = ()
+
+    def block(self) -> tuple[str, Sequence[Part]]:
+        """The title and the parts below it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, parts = self.block()
+        inside = "\n".join(map(str, parts)).splitlines()
+        return "\n".join([title, *(f"  {line}".rstrip() for line in inside)])
+
+    def _repr_html_(self) -> str:
+        title, parts = self.block()
+        inside = "".join(map(_html, parts))
+        return f'<div style="{_BOX}"><p><strong>{escape(title)}</strong></p>{inside}</div>'
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Block:
-    """What a cell shows: a title above words, tables and code, as text and as HTML."""
+class Block(Shown):
+    """A title and the parts below it."""
 
     title: str
     parts: Sequence[Part] = ()
 
-    def __repr__(self) -> str:
-        inside = "\n".join(map(str, self.parts))
-        indented = "\n".join(f"  {line}".rstrip() for line in inside.splitlines())
-        return f"{self.title}\n{indented}" if indented else self.title
-
-    def _repr_html_(self) -> str:
-        inside = "".join(map(_html, self.parts))
-        return f'<div style="{_BOX}"><p><strong>{escape(self.title)}</strong></p>{inside}</div>'
+    def block(self) -> tuple[str, Sequence[Part]]:
+        """Both."""
+        return self.title, self.parts
 
 
 def _html(part: Part) -> str:
-    if isinstance(part, str):  # what stands between backticks is code
-        return "<p>" + re.sub("`([^`]+)`", r"<code>\1</code>", escape(part)) + "</p>"
-    return part.html() if isinstance(part, Table) else part._repr_html_()
+    if isinstance(part, Table):
+        return part.html()
+    if isinstance(part, Code):
+        return part._repr_html_()
+    # What stands between backticks is code.
+    return "<p>" + re.sub("`([^`]+)`", r"<code>\1</code>", escape(part)) + "</p>"
 
 
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """Rows of values below their heads, each value on one line."""
-    lines = [tuple(heads), *(tuple(map(short, row)) for row in rows)]
-    return Table(caption, tuple(lines), headed=True)
-
-
-class Shown:
-    """A value that a cell shows as its block."""
-
-    __slots__ = ()
-
-    def block(self) -> Block:
-        """What is shown."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return repr(self.block())
-
-    def _repr_html_(self) -> str:
-        return self.block()._repr_html_()
-
-
-@dataclass(slots=True)
-class Record:
-    """Tries of one exercise: how many were checked, how many of them failed, and if one passed."""
-
-    checks: int = 0
-    failures: int = 0
-    passed: bool = False
-
-
-#: What a reader has tried in this process, by the name of the exercise: the only state here.
-BOOK: dict[str, Record] = {}
+    return Table(caption, (tuple(heads), *(tuple(map(short, row)) for row in rows)), headed=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What happens with an answer to a *find* exercise, and if that is what was asked for."""
+class Trial:
+    """One input: ``yours`` (plain, or as text what went wrong), what came of it, the spec's."""
 
-    right: bool
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """An input for which an answer is wrong: the input, both answers, the difference in words.
-
-    ``yours`` is plain, or the error as text when ``crashed``. ``printed``: what the call printed.
-    """
-
-    inputs: Mapping[str, object]
+    inputs: dict[str, object]
     yours: Plain
-    spec: Plain
     words: str
-    crashed: bool = False
-    printed: str = field(default="", repr=False)
+    right: bool = False
+    spec: Plain = None
+    printed: str = ""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -160,7 +127,7 @@ class Check(Shown):
     exercise: str
     status: str
     seed: int
-    difference: Difference | None = None
+    difference: Trial | None = None
     hint: str | None = None
     note: str = ""
 
@@ -169,69 +136,67 @@ class Check(Shown):
         """Whether the answer was right on every input."""
         return self.status == "passed"
 
-    def block(self) -> Block:
+    def block(self) -> tuple[str, Sequence[Part]]:
         """What is shown."""
         if self.status == "unfilled":
-            return Block(f"{self.exercise}: not filled in yet", (self.note,))
+            return f"{self.exercise}: not filled in yet", [self.note]
         if self.passed:
             title = f"{self.exercise}: passed, right on {TRIALS} fresh inputs"
-            return Block(title, (f"seed {self.seed}",))
-        parts: list[Part] = []
-        if self.difference is not None:
-            found = self.difference
+            return title, [f"seed {self.seed}"]
+        parts: list[Part] = [self.note] if self.note else []
+        found = self.difference
+        if found is not None:
             rows = [*found.inputs.items(), ("yours", found.yours)]
-            rows += [("spec", found.spec)] if found.spec is not None else []
+            rows += [] if found.spec is None else [("spec", found.spec)]
             caption = "The smallest input found for which it is wrong:"
             parts.append(table(caption, ("", "value"), rows))
             parts.append(f"{found.words[:1].upper()}{found.words[1:]}.")
             parts += [Code(f"your code printed:\n{found.printed}")] if found.printed else []
-        parts += [self.note] if self.note else []
         if self.hint is not None:
-            parts.append(f"Hint: {self.hint}")
+            parts.append(self.hint)
             parts.append(f'The solution: exercise("{self.exercise}").solution()')
         parts.append(f"seed {self.seed}: check(yours, seed={self.seed}) repeats this check")
-        return Block(f"{self.exercise}: not yet", parts)
+        return f"{self.exercise}: not yet", parts
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Exercise(Shown):
-    """One exercise of a notebook.
+    """One exercise of a notebook."""
 
-    Args:
-        name: a slug, unique over the path.
-        notebook: the stem of its notebook, for instance "01_two_index_spaces".
-        grade: 1 (by hand) to 5 (find the bug).
-        title, text: what is asked for; paragraphs are separated by an empty line.
-        answer: the solution, in the form that the reader fills in; its signature is the spec's.
-        example: the inputs of the worked example.
-        make: draws an input of a size from 0 to 9.
-        hint: shown at the second failure.
-        spec: the right answer, computed by the package where it can; None takes ``answer``.
-        judge: for a *find* exercise: what happens with an answer, and whether that was asked for.
-        run: how an answer is brought to act when it is more than a call (a repaired method).
-        source: where the failure was reported, or the rule is stated; empty where nobody did.
-        code: the classes to look into, shown with the text.
-        core: one of the two or three that the notebook ends with.
-        seconds, whole: how long one call and one check may take.
-    """
-
-    name: str
-    notebook: str
-    grade: int
-    title: str
-    text: str
-    answer: Callable[..., object]
+    #: What is right; for ``find``, what happens with an answer (else Miss). Its name is that of the
+    #: exercise, its parameters the inputs, its docstring the title, the task, the hint, the source.
+    rule: Callable[..., object]
+    grade: int  #: 1 (by hand) to 5 (find the bug)
+    answer: Callable[..., object]  #: the solution, in the form that the reader fills in
     example: Inputs
-    make: Make
-    hint: str
-    spec: Callable[..., object] | None = None
-    judge: Callable[..., Verdict] | None = None
-    run: Callable[..., object] | None = None
-    source: str = ""
-    code: tuple[type, ...] = ()
-    core: bool = True
-    seconds: float = SECONDS
-    whole: float = WHOLE
+    make: Callable[[Draw], Inputs]  #: draws inputs of a size from 0 to 9
+    code: tuple[type, ...] = ()  #: classes to look into, shown with the text
+    core: bool = True  #: one of the two or three that the notebook ends with
+    find: bool = False  #: many answers are right; the rule takes one as its first parameter
+    run: Callable[..., object] | None = None  #: brings a repaired method to act
+    seconds: float = SECONDS  #: of one call
+
+    @property
+    def name(self) -> str:
+        """A slug, unique over the path."""
+        return self.rule.__name__.replace("_", "-")
+
+    @property
+    def notebook(self) -> str:
+        """The stem of its notebook, for instance "01_two_index_spaces"."""
+        return self.rule.__module__.rpartition(".n")[2]
+
+    @property
+    def told(self) -> list[str]:
+        """The title, the paragraphs of the task, the hint, each on one line."""
+        text = inspect.getdoc(self.rule) or ""
+        title, *paragraphs = re.split(r"\n\n|\n(?=Hint: |Source: )", text)
+        return [title.rstrip("."), *(" ".join(text.split()) for text in paragraphs)]
+
+    @property
+    def hint(self) -> str:
+        """What is shown at the second failure."""
+        return next(text for text in self.told if text.startswith("Hint: "))
 
     @property
     def signature(self) -> str:
@@ -239,49 +204,40 @@ class Exercise(Shown):
         names = ", ".join(inspect.signature(self.answer).parameters)
         return f"def {self.answer.__name__}({names}):"
 
-    def block(self) -> Block:
-        """The spec as it is shown in a cell."""
-        told = textwrap.dedent(self.text).strip().split("\n\n")
-        parts: list[Part] = [" ".join(part.split()) for part in told]
-        parts += [f"Source: {self.source}."] if self.source else []
-        parts += [Code(_source(thing)) for thing in self.code]
-        given = ", ".join(f"{name}={short(value)}" for name, value in self.example.items())
-        right = self.example_answer()
-        example = f"Example: {given} -> {short(right)}"
-        if self.judge is not None:
-            example += f", for one. {self.verdict(plain(right), self.example).words}"
-        parts.append(example)
-        parts.append(f'A few small fresh examples: exercise("{self.name}").show()')
+    def block(self) -> tuple[str, Sequence[Part]]:
+        """The task as it is shown in a cell."""
+        title, *told = self.told
+        example = self.named(self.example)
+        given = ", ".join(f"{name}={short(value)}" for name, value in example.items())
+        right = self.tried(self.answer, example)
+        happens = f", for one. {right.words}" if self.find else ""
         check = f'exercise("{self.name}").check({self.answer.__name__})'
+        parts: list[Part] = [text for text in told if text != self.hint]
+        parts += map(_source, self.code)
+        parts.append(f"Example: {given} -> {short(right.yours)}{happens}")
+        parts.append(f'A few small fresh examples: exercise("{self.name}").show()')
         parts.append(Code(f"{self.signature}\n    ...\n\n\n{check}"))
-        title = f"{self.title} (grade {self.grade} of 5: {GRADES[self.grade]}; {self.notebook})"
-        return Block(title, parts)
+        grade = f"grade {self.grade} of 5: {GRADES[self.grade - 1]}"
+        return f"{title} ({grade}; {self.notebook})", parts
 
-    def show(self, yours: Callable[..., object] | None = None, *, seed: int | None = None) -> Block:
+    def show(self, yours: object = None, *, seed: int | None = None) -> Block:
         """A few small fresh inputs with the spec's answers, and yours beside them.
 
         Never raises for a wrong or crashing answer; ``seed`` repeats the same inputs.
         """
         seed = secrets.randbits(32) if seed is None else int(seed)
         quick = replace(self, seconds=min(self.seconds, 2.0))  # inputs are small
-        given = yours if callable(yours) and not is_unfilled(quick, yours, seed) else None
-        heads: tuple[str, ...] = ("spec",) if self.judge is None else ("one answer", "what happens")
-        if given is not None:
-            heads = ("spec", "yours", "") if self.judge is None else ("yours", "what happens")
-        rows = []
+        given = yours if callable(yours) and not quick.is_unfilled(yours, seed) else None
+        heads = [] if self.find else ["spec"]
+        if given is not None or self.find:
+            heads += ["one answer" if given is None else "yours", "what happens"]
+        rows, inputs = [], self.named(self.example)
         for number in range(4):
-            inputs = quick.inputs(f"{seed} shown", number, min(number, 2))
-            found = None if given is None else quick.compare(given, inputs)
-            cells: list[object] = [quick.expected(inputs)] if self.judge is None else []
-            if found is not None:
-                cells += [found.yours, "differs" if self.judge is None else found.words]
-            elif self.judge is None:
-                cells += [] if given is None else [cells[0], "same"]
-            else:
-                answer = plain(quick.answered(given or self.answer, inputs))
-                cells += [answer, quick.verdict(answer, inputs).words]
-            rows.append((*inputs.values(), *cells))
-        title = f"{self.title}: a fresh example, seed {seed}"
+            inputs = self.inputs(f"{seed} shown", number, min(number, 2))
+            tried = quick.tried(given or self.answer, inputs)
+            cells = [] if self.find else [self.expected(inputs)]
+            rows.append((*inputs.values(), *[*cells, tried.yours, tried.words][: len(heads)]))
+        title = f"{self.told[0]}: a fresh example, seed {seed}"
         return Block(title, (table("small inputs", (*inputs, *heads), rows),))
 
     def check(self, yours: object = None, *, seed: int | None = None) -> Check:
@@ -290,75 +246,55 @@ class Exercise(Shown):
         Never raises for a wrong answer: an exception of its code is shown as the difference.
         """
         seed = secrets.randbits(32) if seed is None else int(seed)
-        if is_unfilled(self, yours, seed):
+        if self.is_unfilled(yours, seed):
             note = f"Replace the ... in {self.signature}"
             return Check(self.name, "unfilled", seed, note=note)
         found, note = None, ""
         if callable(yours):
-            found = first_difference(self, yours, seed)
+            found = self.first_difference(yours, seed)
         else:
             note = (
                 f"An answer is a function, {self.signature} ..., so that it can be tried on fresh "
                 f"inputs; this is {short(yours)[:60]} ({type(yours).__name__}). Pass the function "
                 f"by its name, without parentheses."
             )
-        record = BOOK.setdefault(self.name, Record())
-        passed = found is None and not note
-        record.checks += 1
-        record.failures += not passed
-        record.passed |= passed
-        if passed:
+        tries = TRIES[self.name]
+        tries.append(found is None and not note)
+        if tries[-1]:
             return Check(self.name, "passed", seed)
-        hint = self.hint if record.failures >= HINT_AT else None
+        hint = self.hint if tries.count(False) >= HINT_AT else None
         return Check(self.name, "wrong", seed, found, hint, note)
 
     def solution(self) -> Code:
         """The source of the solution."""
-        return Code(_source(self.answer))
+        return _source(self.answer)
 
-    def example_answer(self) -> object:
-        """The answer of the worked example, computed."""
-        if self.judge is None:
-            return self.expected(self.example)
-        return self.answered(self.answer, self.example)
+    def named(self, values: tuple[object, ...]) -> dict[str, object]:
+        """Inputs by the names that the task gives them."""
+        names = [
+            n for n, p in inspect.signature(self.rule).parameters.items() if p.default is p.empty
+        ]
+        return dict(zip(names[self.find :], values, strict=True))
 
-    def inputs(self, seed: int | str, number: int, size: int) -> Inputs:
+    def inputs(self, seed: int | str, number: int, size: int) -> dict[str, object]:
         """The input of that number and size, always the same for one seed."""
-        return self.make(Random(f"{seed}/{number}/{size}"), size)
+        return self.named(self.make(Draw(f"{seed}/{number}/{size}", size)))
 
-    def answered(self, yours: Callable[..., object], inputs: Inputs) -> object:
-        """What ``yours`` answers to copies of the inputs."""
-        given = copy.deepcopy(list(inputs.values()))
-        return yours(*given) if self.run is None else self.run(yours, *given)
-
-    def expected(self, inputs: Inputs) -> Plain:
+    def expected(self, inputs: dict[str, object]) -> Plain:
         """What the spec says."""
-        return plain((self.spec or self.answer)(*copy.deepcopy(list(inputs.values()))))
+        return plain(self.rule(*copy.deepcopy(list(inputs.values()))))
 
-    def verdict(self, answer: Plain, inputs: Inputs) -> Verdict:
-        """What happens with an answer, and if it is right."""
-        if self.judge is None:
-            words = difference(answer, self.expected(inputs))
-            return Verdict(words is None, words or "as the spec says")
-        try:
-            return self.judge(answer, *copy.deepcopy(list(inputs.values())))
-        except Exception as error:
-            # An answer that no judge foresaw, for instance a list where a number is meant.
-            return Verdict(False, f"this answer cannot be tried: {type(error).__name__}: {error}")
-
-    def compare(self, yours: Callable[..., object], inputs: Inputs) -> Difference | None:
-        """The difference for one input, None when the answer is right."""
-        said, answer, crashed = Tail(), None, True
+    def tried(self, yours: Callable[..., object], inputs: dict[str, object]) -> Trial:
+        """What ``yours`` answers to copies of the inputs, and what comes of it."""
+        said, right, spec = Tail(), False, None
+        given = copy.deepcopy(list(inputs.values()))
         try:
             with bounded(self.seconds) as said:
-                answer = plain(self.answered(yours, inputs))
-                # Within the bound: some answers would keep a judge busy for hours.
-                verdict = self.verdict(answer, inputs)
-            if verdict.right:
-                return None
-            words, crashed = verdict.words, False
+                answer = plain(yours(*given) if self.run is None else self.run(yours, *given))
+                # Within the bound: some answers would keep a rule busy for hours.
+                right, words = self.judged(answer, inputs)
         except NotPlain as error:
-            answer, words, crashed = str(error), str(error), False
+            answer = words = str(error)
         except OutOfTime:
             answer = f"not ended after {self.seconds:g} s"
             words = f"your code had {answer}"
@@ -367,76 +303,89 @@ class Exercise(Shown):
         except BaseException as error:
             answer = _told(error)
             words = f"your code raised {answer}"
-        spec = self.expected(inputs) if self.judge is None else None
-        return Difference(inputs, answer, spec, words, crashed, said.text)
+        if not right and not self.find:
+            spec = self.expected(inputs)
+        return Trial(inputs, answer, words, right, spec, said.text)
 
-
-def first_difference(ex: Exercise, yours: Callable[..., object], seed: int) -> Difference | None:
-    """The smallest failing input found, or None when all ``TRIALS`` inputs are right.
-
-    Code that needs longer than ``ex.whole`` for all of them has not passed either.
-    """
-    end = time.monotonic() + ex.whole
-    for number in range(TRIALS):
-        size = number * SIZES // TRIALS
-        inputs = ex.inputs(seed, number, size)
-        found = ex.compare(yours, inputs)
-        if found is not None:
-            break
-        if time.monotonic() > end:
-            text = f"{number + 1} of {TRIALS} inputs took {ex.whole:g} s"
-            return Difference(inputs, text, None, f"your code is right, and too slow: {text}", True)
-    if found is None or found.yours == f"not ended after {ex.seconds:g} s":
-        return found  # others would not end either
-    for number in range(SMALLER):
-        inputs = ex.inputs(f"{seed} smaller", number, number % (size + 1) // 2)
-        if weight(inputs) < weight(found.inputs) and time.monotonic() < end:
-            found = ex.compare(yours, inputs) or found
-    return found
-
-
-def weight(inputs: Mapping[str, object]) -> float:
-    """How hard an input is to redo by hand: the sum of its numbers, and ten for each value."""
-
-    def of(value: object) -> float:
-        if isinstance(value, torch.Tensor):
-            value = value.tolist()
-        if isinstance(value, list | tuple):
-            return sum(10 + of(item) for item in value)
-        return min(abs(value), 1e12) if isinstance(value, int | float) and value == value else 1.0
-
-    return sum(map(of, inputs.values()))
-
-
-def is_unfilled(ex: Exercise, yours: object, seed: int) -> bool:
-    """Whether there is no answer yet: ``...``, None, a body of ``...``, or always None."""
-    if yours is None or yours is ...:
-        return True
-    if not callable(yours) or isinstance(yours, type):
-        return False
-    if _is_stub(yours) or ex.run is not None:
-        return _is_stub(yours)
-    for number in range(3):
+    def judged(self, answer: Plain, inputs: dict[str, object]) -> tuple[bool, str]:
+        """Whether an answer is right, and what happens with it."""
+        if not self.find:
+            words = difference(answer, self.expected(inputs))
+            return words is None, words or "same"
         try:
-            with bounded(min(ex.seconds, 2.0)):
-                answer = ex.answered(yours, ex.inputs(seed, number, 0))
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
+            return True, str(self.rule(answer, *copy.deepcopy(list(inputs.values()))))
+        except Miss as miss:
+            return False, str(miss)
+        except Exception as error:
+            # An answer that no rule foresaw, for instance a list where a number is meant.
+            return False, f"this answer cannot be tried: {type(error).__name__}: {error}"
+
+    def first_difference(self, yours: Callable[..., object], seed: int) -> Trial | None:
+        """The smallest failing input found, or None when all ``TRIALS`` inputs are right."""
+        end = time.monotonic() + WHOLE
+        for number in range(TRIALS):
+            size = number * SIZES // TRIALS
+            found = self.tried(yours, self.inputs(seed, number, size))
+            if not found.right:
+                break
+            if time.monotonic() > end:
+                text = f"{number + 1} of {TRIALS} inputs took {WHOLE:g} s"
+                return Trial(found.inputs, text, f"your code is right, and too slow: {text}")
+        else:
+            return None
+        if found.yours == f"not ended after {self.seconds:g} s":
+            return found  # others would not end either
+        for number in range(SMALLER):
+            inputs = self.inputs(f"{seed} smaller", number, number % (size + 1) // 2)
+            if weight(inputs) < weight(found.inputs) and time.monotonic() < end:
+                smaller = self.tried(yours, inputs)
+                found = found if smaller.right else smaller
+        return found
+
+    def is_unfilled(self, yours: object, seed: int) -> bool:
+        """Whether there is no answer yet: ``...``, None, or a function that gives nothing."""
+        if yours is None or yours is ...:
+            return True
+        if not callable(yours):
             return False
-        if answer is not None and answer is not ...:
-            return False
-    return True
+        if self.run is not None:  # a method gives nothing, and its body must name something
+            code = getattr(yours, "__code__", None)
+            return code is not None and not code.co_names + code.co_freevars
+        quick = replace(self, seconds=min(self.seconds, 2.0))
+        return all(quick.tried(yours, self.inputs(seed, n, 0)).yours is None for n in range(3))
 
 
-def _is_stub(yours: object) -> bool:
-    code = getattr(yours, "__code__", None)
-    quiet = ("RESUME", "NOP", "POP_TOP", "RETURN_VALUE", "CACHE")
-    return code is not None and all(
-        step.opname in quiet
-        or (step.opname in ("LOAD_CONST", "RETURN_CONST") and step.argval in (None, ...))
-        for step in dis.get_instructions(code)
-    )
+def task(**given: Any) -> Callable[[Callable[..., object]], Exercise]:
+    """Make the rule below it an exercise; the arguments are those of ``Exercise``."""
+    return lambda rule: Exercise(rule, **given)
+
+
+class Miss(Exception):
+    """What happens with an answer that is not what a *find* exercise asks for, in words."""
+
+
+def need(holds: bool, words: str) -> None:
+    """Refuse an answer, in words, unless ``holds``."""
+    if not holds:
+        raise Miss(words)
+
+
+def whole(values: Any, words: str) -> list[int]:
+    """``values`` if it is a list of whole numbers; else it is refused."""
+    need(isinstance(values, list) and all(type(x) is int for x in values), words)
+    return list(values)
+
+
+def whole_number(value: object, noun: str) -> int:
+    """``value`` if it is a whole number; else it is refused."""
+    need(type(value) is int, f"{value!r} is no {noun}: one whole number is meant")
+    return value  # type: ignore[return-value]
+
+
+def weight(inputs: dict[str, object]) -> tuple[int, str]:
+    """How hard an input is to redo by hand: the length of its text, then its digits."""
+    text = repr(list(inputs.values()))
+    return len(text), text
 
 
 def _told(error: BaseException) -> str:
@@ -453,8 +402,8 @@ def _told(error: BaseException) -> str:
     return text
 
 
-def _source(thing: Callable[..., object]) -> str:
-    return textwrap.dedent(inspect.getsource(thing)).rstrip()
+def _source(thing: Callable[..., object]) -> Code:
+    return Code(textwrap.dedent(inspect.getsource(thing)).rstrip())
 
 
 class Tail(io.TextIOBase):

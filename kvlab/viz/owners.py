@@ -30,9 +30,8 @@ from kvlab.lab.owners import (
     OwnerStudy,
     describe,
     parse_sizes,
-    position_of,
     rule_interleave,
-    slot_facts,
+    slot_sentence,
 )
 from kvlab.viz import style
 from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, font_size, rank_role
@@ -368,7 +367,7 @@ def draw_owner(
     turns = interleave if rule == BY_HAND else rule_interleave(rule, page_size)
     layout = DcpLayout(dcp_size, page_size, NUM_PAGES, turns)
     study = OwnerStudy(layout, length, start, parse_sizes(pages, "pages"))
-    lay, facts = layout, slot_facts(study, slot)
+    lay, told = layout, slot_sentence(study, slot)
     hit = slot // page_size  # the page of rows that the number of the slot names
     slots, rows, left_out = fields(study, width, hit if hit <= NUM_PAGES else None)
     more = f" ({left_out} more pages not drawn)" if left_out else ""
@@ -383,26 +382,26 @@ def draw_owner(
         if cell.row is not None and cell.row < lay.first_row:
             return style.PADDING, ""
         owner = lay.owner(cell.slot)
-        inside = position_of(study, cell.slot) is not None
+        inside = study.position_of(cell.slot) is not None
         text = str(cell.slot) if cell.row is not None else str(owner) if inside else ""
         return (rank_role(owner, lay.dcp_size) if inside else OUTSIDE), text
 
     draw_field(canvas, slots, mark)
     draw_field(canvas, rows, mark)
-    row = 0 if facts.raw == "padding" else facts.slot
+    owner, row = lay.owner(slot), 0 if slot < lay.first_row else slot
     for cell in (*slots.cells, *rows.cells):
-        if cell.slot == facts.slot and (cell.row is None or facts.page):
+        if cell.slot == slot and (cell.row is None or slot >= lay.first_slot):
             canvas.outline(cell.box)
-        if (cell.rank, cell.row) == (facts.owner, row):
+        if (cell.rank, cell.row) == (owner, row):
             x, y, wide, high = cell.box
             canvas.mark(x + wide / 2, y + high / 2, "X", style.VERMILLION, 8)
     fig = canvas.finish(max(slots.bottom, rows.bottom) + 0.05)
     spots = [
-        Spot(*cell.box, slot_facts(study, cell.slot).sentence())
+        Spot(*cell.box, slot_sentence(study, cell.slot))
         for cell in (*slots.cells, *rows.cells)
         if cell.row is None or cell.row >= lay.first_row
     ]
-    return Drawing(fig, f"{facts.sentence()} {_described(study)}", _table(study).copy(), spots)
+    return Drawing(fig, f"{told} {_described(study)}", _table(study).copy(), spots)
 
 
 _described = lru_cache(maxsize=64)(describe)

@@ -16,7 +16,7 @@ from kvlab.index import DcpLayout
 from kvlab.lab.backup_walk import STEPS, backup_walk
 from kvlab.lab.drift import read_token_drift
 from kvlab.lab.merge_case import MergeCase
-from kvlab.lab.owners import OwnerStudy, describe, slot_facts
+from kvlab.lab.owners import OwnerStudy, describe, slot_sentence
 from kvlab.lab.timeline import node_walk
 from kvlab.viz import widgets as explorers
 from kvlab.viz.owners import NUM_PAGES, draw_owner
@@ -84,13 +84,13 @@ def test_every_control_moves_picture_and_words_to_what_the_function_says(
 def test_the_slot_under_the_cursor_is_told_as_the_layout_has_it(fresh: Fresh) -> None:
     driven, _ = fresh("owner_explorer")
     study = OwnerStudy(DcpLayout(4, 4, NUM_PAGES), 27, 0, (3, 1))
-    assert driven.sentence() == f"{slot_facts(study, 21).sentence()} {describe(study)}"
+    assert driven.sentence() == f"{slot_sentence(study, 21)} {describe(study)}"
     driven.handle("slot").focus()
     for slot in (22, 23, 24):
         driven.page.keyboard.press("ArrowRight")
-        driven.root.locator("p", has_text=slot_facts(study, slot).sentence()).wait_for()
+        driven.root.locator("p", has_text=slot_sentence(study, slot)).wait_for()
     driven.click("back")
-    driven.root.locator("p", has_text=slot_facts(study, 23).sentence()).wait_for()
+    driven.root.locator("p", has_text=slot_sentence(study, 23)).wait_for()
 
 
 def test_hovering_a_cell_tells_its_slot(fresh: Fresh) -> None:
@@ -101,7 +101,7 @@ def test_hovering_a_cell_tells_its_slot(fresh: Fresh) -> None:
     at = image.bounding_box()
     assert at is not None
     for slot in (48, 17, 63):
-        told = slot_facts(study, slot).sentence()
+        told = slot_sentence(study, slot)
         spots = [spot for spot in draw_owner().spots if spot.text == told]
         assert len(spots) == 2, told  # among the slots, and among the rows
         for spot in spots:

@@ -20,9 +20,9 @@ from kvlab.lab.crash_cuda import (
     COMMAND,
     ChildResult,
     CrashRecord,
+    crash,
     crash_in_child,
     crash_words,
-    main,
     make_record,
     read_record,
     recorded_crash,
@@ -32,7 +32,6 @@ from kvlab.lab.crash_cuda import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = ["--page-size", "2", "--num-pages", "9"]
 LAYOUT = DcpLayout(8, 64, 1024)
 HOME = "/{}/somebody/my project".format("home")
 ASSERT = (
@@ -46,22 +45,30 @@ TAIL = (
 )
 OUTPUT = (*(ASSERT.format(i) for i in range(500)), *TAIL)
 CHILD = ChildResult("cuda", 1, OUTPUT[0], OUTPUT)
-RECORD = CrashRecord(
-    device="A made-up GPU",
-    driver="123.45",
-    torch="2.11.0",
-    cuda="12.8",
-    commit="1a2b3c4",
-    created="2026-01-02",
-    command=COMMAND,
-    dcp_size=8,
-    page_size=64,
-    num_pages=1024,
-    exit_code=1,
-    message="IndexKernel.cu:111: Assertion failed.",
-    assert_lines=2,
-    output=("IndexKernel.cu:111: Assertion failed.", "CUDA error: device-side assert triggered"),
-)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> CrashRecord:
+    """The record of the child on a machine whose GPU, driver and names are made up."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A made-up GPU")
+    monkeypatch.setattr("kvlab.lab.origin.driver", lambda: "123.45")
+    return make_record(LAYOUT, CHILD)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_child_dies_of_an_assert_is_recorded_and_this_process_lives(
+    tmp_path: Path,
+) -> None:
+    child = crash_in_child(LAYOUT, "cuda")
+    assert child.exit_code != 0
+    assert "assert" in child.message.lower()
+    made = make_record(LAYOUT, child)
+    write_record(made, tmp_path / "crash-cuda.json")
+    assert read_record(tmp_path / "crash-cuda.json") == made
+    assert torch.cuda.get_device_name(0) in made.where()
+    assert str(ROOT) not in (tmp_path / "crash-cuda.json").read_text()
+    assert torch.ones(2, device="cuda").sum().item() == 2
 
 
 def test_the_child_ends_with_1_and_the_words_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,26 +81,9 @@ def test_the_child_ends_with_1_and_the_words_of_torch(monkeypatch: pytest.Monkey
     assert found.tail == found.output == (found.message,)
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_the_assert_is_recorded_and_this_process_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    child = crash_in_child(LAYOUT, "cuda")
-    assert "assert" in child.message.lower()
-    made = make_record(LAYOUT, child)
-    write_record(made, tmp_path / "crash-cuda.json")
-    assert read_record(tmp_path / "crash-cuda.json") == made
-    assert made.exit_code != 0
-    assert made.assert_lines > 0
-    assert made.device == torch.cuda.get_device_name(0)
-    assert str(ROOT) not in (tmp_path / "crash-cuda.json").read_text()
-    assert torch.ones(2, device="cuda").sum().item() == 2
-
-
 @pytest.mark.parametrize("c", [1, 2, 8])
 def test_on_more_than_one_rank_the_copy_fails(c: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dcp-size", str(c), *SIZES]) == (c > 1)
+    assert crash(c, 2, 9, "cpu") == (c > 1)
     out, err = capsys.readouterr()
     if c == 1:
         assert out == "the copy of pages [7, 8, 9] went through: no index was out of range\n"
@@ -116,46 +106,34 @@ def test_the_line_with_the_assert_is_found_among_the_noise_of_cuda(
     assert crash_in_child(LAYOUT, "cuda") == ChildResult("cuda", -6, "", ())
 
 
-@pytest.mark.parametrize(
-    ("pages", "options", "words"),
-    [
-        (9, {"device": "cuda:1"}, r"device cuda:1 is not available .*use device='cpu'"),
-        (2, {}, r"requests of 3 pages: got num_pages=2; use more pages"),
-        (9, {"timeout_s": 0.01}, r"the child did not end within 0\.01 s"),
-    ],
-)
-def test_a_child_that_cannot_run_or_end_is_refused(
-    pages: int, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+def test_a_child_that_cannot_run_or_end_and_one_that_did_not_crash_on_cuda_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(StudyError, match=words):
-        crash_in_child(DcpLayout(2, 2, pages), **options)
+    with pytest.raises(StudyError, match="device cuda:1 is not on this machine"):
+        crash_in_child(LAYOUT, "cuda:1")
+    with pytest.raises(StudyError, match=r"the child did not end within 0\.01 s"):
+        crash_in_child(LAYOUT, timeout_s=0.01)
+    for child in (replace(CHILD, device="cpu"), replace(CHILD, exit_code=0)):
+        with pytest.raises(StudyError, match="a recording is of a crash on CUDA: this child"):
+            make_record(LAYOUT, child)
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> CrashRecord:
-    """The record of the child on a machine whose GPU, driver and names are made up."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A made-up GPU")
-    monkeypatch.setattr("kvlab.lab.crash_cuda.driver", lambda: "123.45")
-    return make_record(LAYOUT, CHILD)
-
-
-def test_a_record_has_device_driver_versions_day_and_pool(made: CrashRecord) -> None:
-    assert (made.device, made.driver, made.cuda) == ("A made-up GPU", "123.45", torch.version.cuda)
-    assert (made.dcp_size, made.page_size, made.num_pages) == (8, 64, 1024)
-    assert (made.exit_code, made.assert_lines, made.command) == (1, 500, COMMAND)
-    assert made.torch.split("+")[0] == torch.__version__.split("+")[0]
-    assert "... 467 lines left out ..." in made.output
-    assert len(made.output) == 37
-
-
-def test_no_path_of_the_machine_is_kept_and_the_words_of_the_assert_are(made: CrashRecord) -> None:
+def test_a_record_says_where_it_crashed_and_keeps_no_path_of_the_machine(made: CrashRecord) -> None:
+    assert made.origin.device == "A made-up GPU (driver 123.45)"
+    assert made.origin.device in made.where()
+    assert f"torch {torch.__version__}" in made.where()
+    assert made.origin.command == COMMAND
+    assert {"dcp_size": 8, "page_size": 64, "num_pages": 1024}.items() <= (
+        made.origin.parameters.items()
+    )
+    assert made.child.exit_code == 1
+    assert "... 467 lines left out ..." in made.child.output
     text = json.dumps(asdict(made))
     for part in (HOME, "somebody", "my project", "/pytorch/aten"):
         assert part not in text
-    assert 'File "crash_cuda.py", line 96, in main' in made.output[-2]
-    assert made.message.startswith("IndexKernel.cu:111: operator(): block: [0,0,0]")
-    assert "Assertion `-sizes[i] <= index && index < sizes[i]` failed." in made.message
+    assert 'File "crash_cuda.py", line 96, in main' in made.child.output[-2]
+    assert made.child.message.startswith("IndexKernel.cu:111: operator(): block: [0,0,0]")
 
 
 def test_neither_host_nor_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,55 +155,41 @@ def test_of_many_lines_the_first_and_last_are_kept_and_the_others_counted() -> N
     assert shortened("abcdef", 2, 2) == ("a", "b", "... 2 lines left out ...", "e", "f")
 
 
-def test_what_is_recorded_is_what_is_read(tmp_path: Path) -> None:
-    write_record(RECORD, tmp_path / "crash-cuda.json")
-    assert read_record(tmp_path / "crash-cuda.json") == RECORD
-    assert [path.name for path in tmp_path.iterdir()] == ["crash-cuda.json"]
-    with pytest.raises(StudyError, match=r"a file that can be written: .* name another file with"):
-        write_record(RECORD, tmp_path / "crash-cuda.json" / "x" / "crash-cuda.json")
-
-
-@pytest.mark.parametrize("change", [{"device": "cpu"}, {"exit_code": 0}])
-def test_a_child_that_did_not_crash_on_cuda_is_not_recorded(change: dict[str, Any]) -> None:
-    with pytest.raises(StudyError, match="a recording is of a crash on CUDA: this child ended on"):
-        make_record(LAYOUT, replace(CHILD, **change))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        "{",
-        "[]",
-        "[" * 100_000,
-        *({"host": "x"}, {"exit_code": "1"}, {"exit_code": True}, {"exit_code": 0}),
-        *({"output": "x"}, {"output": []}, {"device": None}, {"driver": 5}),
-    ],
-)
-def test_a_file_that_is_no_recording_is_refused(
-    given: str | dict[str, Any], tmp_path: Path
+def test_what_is_recorded_is_what_is_read_and_a_file_that_is_no_recording_is_refused(
+    made: CrashRecord, tmp_path: Path
 ) -> None:
     place = tmp_path / "crash-cuda.json"
-    place.write_text(given if isinstance(given, str) else json.dumps(asdict(RECORD) | given))
-    with pytest.raises(StudyError, match=r"crash-cuda\.json holds one recorded crash as JSON: "):
-        read_record(place)
-    with pytest.raises(StudyError, match=r"No such file or directory; make it again with"):
+    write_record(made, place)
+    assert read_record(place) == made
+    assert [path.name for path in tmp_path.iterdir()] == ["crash-cuda.json"]
+    with pytest.raises(StudyError, match=r"cannot be written: .*; name another place"):
+        write_record(made, place / "x" / "crash-cuda.json")
+    told: Any = asdict(made)
+    changes: tuple[dict[str, Any], ...] = ({"exit_code": 0}, {"output": []}, {"host": "x"})
+    for child in changes:
+        place.write_text(json.dumps(told | {"child": told["child"] | child}))
+        with pytest.raises(StudyError, match=r"crash-cuda\.json holds one recorded crash: "):
+            read_record(place)
+    for text in ("{", "[]", "[" * 100_000):
+        place.write_text(text)
+        with pytest.raises(StudyError, match=r"crash-cuda\.json holds one recorded crash: "):
+            read_record(place)
+    with pytest.raises(StudyError, match=r"No such file or directory: .*; make it again with"):
         read_record(tmp_path / "none.json")
 
 
-def test_the_crash_is_shown_live_else_recorded_else_with_the_command_that_makes_one() -> None:
-    live = crash_words(CHILD, RECORD)
+def test_the_crash_is_shown_live_else_recorded_else_with_the_command_that_makes_one(
+    made: CrashRecord,
+) -> None:
+    live = crash_words(CHILD, made)
     assert live.startswith("measured here, on cuda: exit code 1\n")
     assert "somebody" not in live
     assert live.endswith("CUDA error: device-side assert triggered")
     on_cpu = replace(CHILD, device="cpu")
-    where = "A made-up GPU, driver 123.45, torch 2.11.0 (CUDA 12.8), commit 1a2b3c4, 2026-01-02"
-    assert crash_words(on_cpu, RECORD) == "\n".join(
-        [f"recorded on {where}: exit code 1", *RECORD.output]
-    )
-    bare = replace(RECORD, driver=None, cuda=None, commit=None)
-    assert bare.where() == "A made-up GPU, driver not told, torch 2.11.0, 2026-01-02"
+    told = crash_words(on_cpu, made)
+    assert told.startswith(f"recorded on {made.where()}: exit code 1\nIndexKernel.cu")
     neither = crash_words(on_cpu, None)
     assert neither.startswith("No run of this crash on CUDA is recorded yet, and none is claimed")
     assert neither == crash_words(None, None)
     found = recorded_crash()
-    assert found is None or found.exit_code != 0
+    assert found is None or found.child.exit_code != 0

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,20 +27,17 @@ def test_a_finding_is_its_sentence_with_the_values_filled_in(folder: Path) -> No
     assert found.values == values
 
 
-def test_the_last_finding_of_a_name_wins(folder: Path) -> None:
-    record("a", "{n} once", {"n": 1})
-    record("b", "{n} between", {"n": 2})
-    record("a", "{n} twice", {"n": 3})
-    assert [finding.text for finding in read_findings(folder)] == ["2 between", "3 twice"]
-
-
-def test_findings_come_in_the_order_of_the_notebooks(
+def test_the_last_finding_of_a_name_wins_and_notebooks_come_in_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert read_findings(folder) == ()
     for notebook in ("02_b", "01_a"):
         monkeypatch.setenv("KVLAB_NOTEBOOK", notebook)
-        record(f"from_{notebook}", "{n}", {"n": 1})
-    assert [finding.notebook for finding in read_findings(folder)] == ["01_a", "02_b"]
+        for i, name in enumerate((f"a_{notebook}", "b", f"a_{notebook}")):
+            record(name, "{n} times", {"n": i})
+    found = [(finding.notebook, finding.name, finding.text) for finding in read_findings(folder)]
+    first = [("01_a", "b", "1 times"), ("01_a", "a_01_a", "2 times")]
+    assert found == [*first, ("02_b", "a_02_b", "2 times")]
 
 
 def test_notebooks_that_record_at_the_same_time_lose_nothing(folder: Path) -> None:
@@ -48,27 +46,24 @@ def test_notebooks_that_record_at_the_same_time_lose_nothing(folder: Path) -> No
     assert {finding.name for finding in read_findings(folder)} == {f"f{n}" for n in range(40)}
 
 
-def test_a_folder_without_findings_has_none(tmp_path: Path) -> None:
-    assert read_findings(tmp_path) == ()
-
-
 @pytest.mark.parametrize(
-    ("name", "sentence", "values", "message"),
+    ("name", "sentence", "values"),
     [
-        ("Bad Name", "{n}", {"n": 1}, "the name of a finding is made of a-z.*got 'Bad Name'"),
-        ("a", "two\nlines {n}", {"n": 1}, "a finding is one line of text"),
-        ("a", " ", {}, "a finding is one line of text"),
-        ("a", "no gap", {"n": 1}, r"has no gap for n; write \{n\} in the sentence"),
-        ("a", "{n} {m}", {"n": 1}, "every gap of a finding has a value.*'m'"),
-        ("a", "{n:.1f}", {"n": "x"}, "every gap of a finding has a value that fits it"),
-        ("a", "{n} {}", {"n": 1}, "every gap of a finding has a value"),
-        ("a", "{n}", {"n": [1]}, "n of 'a' is a list; pass its .item"),
+        ("Bad Name", "{n}", {"n": 1}),
+        ("a" * 81, "{n}", {"n": 1}),
+        ("a", "two\nlines {n}", {"n": 1}),
+        ("a", " ", {}),
+        ("a", "no gap", {"n": 1}),
+        ("a", "{n} {m}", {"n": 1}),
+        ("a", "{n} {}", {"n": 1}),
+        ("a", "{n:.1f}", {"n": "x"}),
+        ("a", "{n}", {"n": [{1}]}),
     ],
 )
 def test_a_finding_that_breaks_a_rule_is_refused_and_not_written(
-    folder: Path, name: str, sentence: str, values: dict[str, Number], message: str
+    folder: Path, name: str, sentence: str, values: Any
 ) -> None:
-    with pytest.raises(StudyError, match=message):
+    with pytest.raises((ValueError, TypeError)):
         record(name, sentence, values)
     assert read_findings(folder) == ()
 
@@ -89,5 +84,5 @@ def test_a_refusal_is_told_with_its_class_and_a_call_that_goes_through_has_none(
         raise IndexSpaceError("a slot is not a row")
 
     assert refusal(call) == "IndexSpaceError: a slot is not a row"
-    with pytest.raises(StudyError, match="was to be refused and was not: it returned a int"):
+    with pytest.raises(StudyError, match="was to be refused: it returned a int"):
         refusal(lambda: 3)

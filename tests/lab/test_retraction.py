@@ -19,7 +19,7 @@ from kvlab.engine.workload import (
     Workload,
     generate_closed_loop,
 )
-from kvlab.errors import CapacityError, StudyError
+from kvlab.errors import CapacityError, LayoutError, StudyError
 from kvlab.lab.retraction import (
     COLUMNS,
     GIB,
@@ -31,15 +31,15 @@ from kvlab.memory import geometry
 from tests.lab.support import MODEL, PAGE, SMALL, TOKEN, lines, pages, study
 
 
-@pytest.mark.parametrize("restore", ["backup", "recompute"])
-@pytest.mark.parametrize("interval", [None, 7])
+@pytest.mark.parametrize(
+    ("restore", "interval"), [("backup", None), ("backup", 7), ("recompute", 7)]
+)
 def test_the_counts_are_those_of_a_node_that_steps_on_real_pools(
     restore: str, interval: int | None
 ) -> None:
     made = study(restore=restore, force_retract_interval=interval, dcp_sizes=(1, 3))
     table = made.run(jobs=1)
-    # The ratio rule expects most of the output at first, so only force makes it retract here.
-    assert table["retractions"].sum() > 0 or (restore, interval) == ("recompute", None)
+    assert table["retractions"].sum() > 0
     for line, (c, budget) in zip(table.to_dict("records"), made.points(), strict=True):
         config = made.config(c, budget)
         stepped = StepNode(config).run(SMALL, record=True)
@@ -93,6 +93,7 @@ def test_a_host_with_room_for_the_peak_declines_nothing() -> None:
     page=st.sampled_from([1, 4, 64]),
     part=st.floats(0, 0.99),
 )
+@settings(max_examples=40)
 def test_capacity_grows_by_exactly_the_dcp_size(c: int, count: int, page: int, part: float) -> None:
     budget = (count + 1 + part) * page * TOKEN / GIB
     made = RetractionStudy(SMALL, dcp_sizes=(1, c), budgets_gib=(budget,), page_size=page)
@@ -102,19 +103,18 @@ def test_capacity_grows_by_exactly_the_dcp_size(c: int, count: int, page: int, p
     assert one in (count * page, (count - 1) * page)
 
 
-def test_rows_come_budget_by_budget_with_the_named_columns_in_front() -> None:
-    made = study()
-    table = made.run(jobs=1)
-    assert COLUMNS == (
-        "dcp_size",
-        "budget_gib",
-        "capacity_tokens",
-        "requests",
-        "retractions",
-        "retracted_tokens",
-        "aborted",
-        "backup_gib",
-    )
+def test_rows_come_budget_by_budget_with_the_named_columns_in_front(tmp_path: Path) -> None:
+    made, told = study(), list[tuple[int, int]]()
+
+    def run(jobs: int) -> pd.DataFrame:
+        told.clear()
+        return made.run(jobs=jobs, cache=tmp_path, progress=lambda *call: told.append(call))
+
+    table = made.run(jobs=2)
+    pd.testing.assert_frame_equal(table, run(1))
+    assert told == [(done, 6) for done in range(7)]
+    pd.testing.assert_frame_equal(table, run(1))
+    assert told == [(6, 6)]
     assert tuple(table.columns[: len(COLUMNS)]) == COLUMNS
     assert list(zip(table["dcp_size"], table["budget_gib"], strict=True)) == made.points()
     assert table["budget_gib"].is_monotonic_increasing
@@ -135,20 +135,6 @@ def test_what_is_backed_up_is_what_the_victims_held_and_recompute_backs_nothing_
     assert (recompute["recomputed_tokens"] > 0).sum() == (recompute["retractions"] > 0).sum()
 
 
-def test_one_process_and_two_give_the_same_table() -> None:
-    made = study()
-    pd.testing.assert_frame_equal(made.run(jobs=1), made.run(jobs=2))
-
-
-def test_progress_is_told_from_what_is_kept_to_the_last_row(tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    study().run(jobs=1, cache=tmp_path, progress=lambda done, all_: told.append((done, all_)))
-    assert told == [(done, 6) for done in range(7)]
-    told.clear()
-    study().run(jobs=1, cache=tmp_path, progress=lambda done, all_: told.append((done, all_)))
-    assert told == [(6, 6)]
-
-
 @given(
     seed=st.integers(0, 100),
     n=st.integers(1, 60),
@@ -158,7 +144,7 @@ def test_progress_is_told_from_what_is_kept_to_the_last_row(tmp_path: Path) -> N
     concurrency=st.none() | st.integers(1, 200),
     restore=st.sampled_from(["backup", "recompute"]),
 )
-@settings(max_examples=25)
+@settings(max_examples=10)
 def test_suggested_budgets_rise_and_none_of_them_aborts_a_request(
     seed: int,
     n: int,
@@ -185,19 +171,6 @@ def test_suggested_budgets_rise_and_none_of_them_aborts_a_request(
     assert made.run(jobs=1)["aborted"].sum() == 0
 
 
-def test_suggested_budgets_halve_with_the_bytes_of_a_row_and_follow_the_concurrency() -> None:
-    lengths = LengthModel(Lognormal(500.0, 0.2, 100, 900), Lognormal(20.0, 0.2, 1, 90))
-    workload = generate_closed_loop(50, lengths)
-    whole = suggest_budgets(workload, MODEL, "bf16", 1000)
-    half = suggest_budgets(workload, MODEL, "fp8", 1000)
-    assert [b / w for b, w in zip(half, whole, strict=True)] == pytest.approx([0.5] * 4, rel=0.01)
-    assert [b / whole[0] for b in whole] == pytest.approx([1, 2, 4, 8], rel=0.01)
-    few = suggest_budgets(workload, MODEL, "bf16", 500)
-    assert [b / w for b, w in zip(few, whole, strict=True)] == pytest.approx([0.5] * 4, rel=0.01)
-    open_loop = suggest_budgets(workload, MODEL, "bf16", None)
-    assert open_loop == suggest_budgets(workload, MODEL, "bf16", 128)
-
-
 def test_the_parameters_are_plain_and_name_the_requests() -> None:
     found = study().parameters()
     assert json.loads(json.dumps(found)) == found
@@ -214,15 +187,12 @@ def test_the_parameters_are_plain_and_name_the_requests() -> None:
     ("change", "error", "sentence"),
     [
         ({"dcp_sizes": ()}, StudyError, r"dcp_sizes must name at least one value.*got \(\)"),
-        ({"budgets_gib": ()}, StudyError, r"budgets_gib must name at least one value"),
         ({"dcp_sizes": (2, 2)}, StudyError, r"each once: got \(2, 2\)"),
-        ({"dcp_sizes": (0,)}, CapacityError, r"dcp_size is an int of at least 1"),
+        ({"dcp_sizes": (0,)}, LayoutError, r"dcp_size must be at least 1"),
         ({"budgets_gib": (pages(0),)}, CapacityError, r"a pool needs 2 pages a rank"),
         ({"budgets_gib": (-1.0,)}, CapacityError, r"a budget in GiB lies in .*got -1\.0"),
-        ({"page_size": 0}, CapacityError, r"page_size is an int of at least 1"),
         ({"model": "GPT-2"}, CapacityError, r"a model is named as .*got 'GPT-2'"),
-        ({"model": "Kimi-K3"}, CapacityError, r"bytes need the width of a latent row"),
-        ({"dtype": "int3"}, CapacityError, r"a row is stored in one of .*got dtype 'int3'"),
+        ({"dtype": "int3"}, CapacityError, r"a row is stored in one of .*got 'int3'"),
         ({"concurrency": 0}, StudyError, r"concurrency must be an int of at least 1: got 0"),
         ({"restore": "pray"}, StudyError, r"restore must be one of backup, recompute: got 'pray'"),
         ({"host_full": "pray"}, StudyError, r"host_full must be one of abort, recompute: got"),
@@ -231,7 +201,6 @@ def test_the_parameters_are_plain_and_name_the_requests() -> None:
             StudyError,
             r"host_gib lies in \[0, 8589934592\), .*: got -0\.5; None",
         ),
-        ({"host_gib": float("nan")}, StudyError, r"host_gib lies in .*ranks together: got nan"),
         ({"step_time_s": 0.0}, StudyError, r"step_time_s must be a finite time above 0"),
     ],
 )
@@ -240,11 +209,6 @@ def test_parameters_that_describe_no_node_are_refused_when_the_study_is_made(
 ) -> None:
     with pytest.raises(error, match=sentence):
         study(**change)
-
-
-def test_no_processes_are_refused() -> None:
-    with pytest.raises(StudyError, match=r"jobs counts processes, at least 1: got 0"):
-        study().run(jobs=0)
 
 
 def test_suggested_budgets_rise_in_equal_ratios_from_what_the_longest_request_needs() -> None:
@@ -256,6 +220,11 @@ def test_suggested_budgets_rise_in_equal_ratios_from_what_the_longest_request_ne
     assert len(ratios) == 3
     assert ratios == pytest.approx([ratios[0]] * 3, rel=0.02)
     assert len(suggest_budgets(workload, MODEL, concurrency=1)) == 1
+    half = suggest_budgets(workload, MODEL, "fp8")
+    assert [b / w for b, w in zip(half, budgets, strict=True)] == pytest.approx([0.5] * 4, rel=0.02)
+    assert suggest_budgets(workload, MODEL, "bf16", None) == budgets  # open loop
+    more = suggest_budgets(workload, MODEL, "bf16", 1000)
+    assert more[-1] / budgets[-1] == pytest.approx(1000 / 128, rel=0.01)
 
 
 def test_a_geometry_of_ones_own_gives_what_the_shipped_one_of_its_sizes_gives() -> None:

@@ -7,17 +7,17 @@ import ast
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from nbformat import NotebookNode
 
 from kvlab.report.notebook_files import read_notebook
-from kvlab.teach import EXERCISES, Exercise, exercises_of
+from kvlab.teach import EXERCISES, Exercise
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
-PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
+STEMS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 EXPLORERS = {
     "02_owner_slots": ("owner_explorer", "merge_explorer"),
     "04_backup_and_restore": ("backup_stepper",),
@@ -25,12 +25,19 @@ EXPLORERS = {
     "06_logprob_drift": ("drift_explorer",),
 }
 
-every_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+every_notebook = pytest.mark.parametrize("stem", STEMS)
 
 
-def sources(path: Path, kind: str) -> list[str]:
-    """The sources of the cells of a kind."""
-    return [cell.source for cell in read_notebook(path).cells if cell.cell_type == kind]
+@cache
+def cells(stem: str) -> list[NotebookNode]:
+    """The cells of a notebook."""
+    found: list[NotebookNode] = read_notebook(NOTEBOOKS / f"{stem}.ipynb").cells
+    return found
+
+
+def sources(stem: str, kind: str) -> str:
+    """The text of the cells of a kind."""
+    return "\n".join(cell.source for cell in cells(stem) if cell.cell_type == kind)
 
 
 def shown(cell: NotebookNode) -> str:
@@ -39,33 +46,16 @@ def shown(cell: NotebookNode) -> str:
     return "\n".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in outputs)
 
 
-def section(path: Path, heading: str) -> str:
-    """The text below a heading, up to the next one or the end of the cell."""
-    (cell,) = (text for text in sources(path, "markdown") if f"## {heading}\n" in text)
-    below = cell.split(f"## {heading}\n", 1)[1]
-    return re.split(r"^#+ ", below, maxsplit=1, flags=re.M)[0].strip()
-
-
 def sentences(text: str) -> list[str]:
     """The sentences of plain prose; a stop within code or a number ends none."""
     plain = re.sub(r"`[^`]*`", "code", " ".join(text.split()))
     return [part for part in re.split(r"(?<=[.?!])\s+", plain) if part]
 
 
-def test_a_sentence_ends_at_its_stop_and_not_in_code_or_in_a_number() -> None:
-    assert sentences("At `a. b` it is 0.20 nats. Then\nnot! Why?") == [
-        "At code it is 0.20 nats.",
-        "Then not!",
-        "Why?",
-    ]
-
-
 @every_notebook
-def test_it_opens_with_its_number_one_question_and_what_you_will_be_able_to_do(path: Path) -> None:
-    first = read_notebook(path).cells[0]
-    assert first.cell_type == "markdown"
-    title, question, rest = first.source.split("\n\n", 2)
-    assert re.fullmatch(rf"# {int(path.stem[:2])}\. .+", title)
+def test_it_opens_with_its_number_one_question_and_what_you_will_be_able_to_do(stem: str) -> None:
+    title, question, rest = cells(stem)[0].source.split("\n\n", 2)
+    assert re.fullmatch(rf"# {int(stem[:2])}\. .+", title)
     assert re.fullmatch(r"\*\*[^*]+\?\*\*", question) and question.count("?") == 1
     lead, abilities = rest.split("\n\n", 2)[:2]
     assert lead.endswith("you will be able to")
@@ -73,86 +63,57 @@ def test_it_opens_with_its_number_one_question_and_what_you_will_be_able_to_do(p
 
 
 @every_notebook
-def test_it_ends_with_three_sentences_then_exercises_then_the_next_step(path: Path) -> None:
-    assert len(sentences(section(path, "In three sentences"))) == 3
-    cells = [cell.source for cell in read_notebook(path).cells]
-    (end,) = (at for at, text in enumerate(cells) if text.startswith("## In three sentences\n"))
-    assert cells[end + 1].startswith("## Exercises\n")
-    assert len(cells) == end + 3 + 2 * len(exercises_of(path.stem))
-    assert cells[-1].startswith("**Next:** ")
-    numbers = [int(n) for n in re.findall(r"\]\((\d\d)_\w+\.ipynb\)", cells[-1])]
-    assert numbers == [(int(path.stem[:2]) + 1) % len(PATHS)]
-
-
-def cells_of(path: Path) -> Iterator[tuple[Exercise, NotebookNode, NotebookNode]]:
-    """Of each exercise that a notebook ends with: the cell that shows it, and that to fill in."""
-    cells = read_notebook(path).cells
-    (begin,) = (i for i, c in enumerate(cells) if c.source.startswith("## Exercises\n"))
-    exercises = exercises_of(path.stem)
-    for at, ex in enumerate(exercises):
-        yield ex, cells[begin + 1 + 2 * at], cells[begin + 2 + 2 * at]
-
-
-@every_notebook
-def test_it_has_two_or_three_exercises_of_its_own_each_shown_and_then_a_stub(path: Path) -> None:
-    found = list(cells_of(path))
-    assert 2 <= len(found) <= 3
-    for ex, task, stub in found:
+def test_it_ends_with_three_sentences_then_its_exercises_then_the_next_step(stem: str) -> None:
+    core = [ex for ex in EXERCISES.values() if ex.notebook == stem and ex.core]
+    assert 2 <= len(core) <= 3
+    end, exercises, *pairs, last = cells(stem)[-3 - 2 * len(core) :]
+    heading, told = end.source.split("\n", 1)
+    assert heading == "## In three sentences"
+    assert len(sentences(re.split(r"^#+ ", told, maxsplit=1, flags=re.M)[0])) == 3
+    assert exercises.source.startswith("## Exercises\n")
+    for ex, task, stub in zip(core, pairs[::2], pairs[1::2], strict=True):
         assert task.source == f'exercise("{ex.name}")'
+        assert ex.told[0] in shown(task)
         function, check = ast.parse(stub.source).body
         assert isinstance(function, ast.FunctionDef)
         assert stub.source.startswith(f"{ex.signature}\n")
         assert [ast.unparse(line) for line in function.body] == ["..."]
         assert ast.unparse(check) == f"exercise('{ex.name}').check({function.name})"
-        assert EXERCISES[ex.name].notebook == path.stem
-
-
-@every_notebook
-def test_a_stub_says_that_it_is_not_filled_in_yet(path: Path) -> None:
-    for ex, task, stub in cells_of(path):
-        assert ex.title in shown(task)
         assert "not filled in yet" in shown(stub)
-
-
-def test_every_exercise_is_named_in_its_notebook() -> None:
-    for ex in EXERCISES.values():
-        text = "\n".join(sources(NOTEBOOKS / f"{ex.notebook}.ipynb", "markdown"))
-        cells = "\n".join(sources(NOTEBOOKS / f"{ex.notebook}.ipynb", "code"))
-        assert f'exercise("{ex.name}")' in (cells if ex.core else text), ex.name
+    assert last.source.startswith("**Next:** ")
+    numbers = [int(n) for n in re.findall(r"\]\((\d\d)_\w+\.ipynb\)", last.source)]
+    assert numbers == [(int(stem[:2]) + 1) % len(STEMS)]
 
 
 @pytest.mark.parametrize("ex", EXERCISES.values(), ids=lambda ex: ex.name)
-def test_no_notebook_gives_a_solution_or_a_hint_away(ex: Exercise) -> None:
-    source = textwrap.dedent(inspect.getsource(ex.answer))
-    body = ast.parse(source).body[0]
+def test_an_exercise_is_named_in_its_notebook_and_no_notebook_gives_its_solution_away(
+    ex: Exercise,
+) -> None:
+    assert f'exercise("{ex.name}")' in sources(ex.notebook, "code" if ex.core else "markdown")
+    body = ast.parse(textwrap.dedent(inspect.getsource(ex.answer))).body[0]
     assert isinstance(body, ast.FunctionDef)
-    told = ast.get_docstring(body) or ""
+    told = " ".join((ast.get_docstring(body) or ex.hint).split())
     answers = [ast.unparse(line) for line in body.body if isinstance(line, ast.Return)]
-    for path in PATHS:
-        for cell in read_notebook(path).cells:
-            text = " ".join((cell.source + shown(cell)).split())
-            assert not told or " ".join(told.split()) not in text, path.name
-            assert ex.hint not in text, path.name
-            if cell.cell_type == "code":
-                assert all(line not in text for line in answers), path.name
+    for cell in (cell for stem in STEMS for cell in cells(stem)):
+        text = " ".join((cell.source + shown(cell)).split())
+        assert told not in text and ex.hint.removeprefix("Hint: ") not in text
+        assert cell.cell_type != "code" or not any(line in text for line in answers)
 
 
-@pytest.mark.parametrize("stem", EXPLORERS)
-def test_an_explorer_is_one_line_and_has_its_picture_without_a_kernel(stem: str) -> None:
-    cells = read_notebook(NOTEBOOKS / f"{stem}.ipynb").cells
-    for name in EXPLORERS[stem]:
-        (at,) = (i for i, cell in enumerate(cells) if cell.source == f"{name}()")
-        (output,) = cells[at].outputs
-        assert {"image/png", "text/html", "text/plain"} <= set(output.data)
-        after = [cell for cell in cells[at + 1 : at + 5] if cell.cell_type == "code"]
-        assert after and after[0].outputs, f"{stem}: nothing follows {name}() for static readers"
+@pytest.mark.parametrize(
+    ("stem", "name"), [(stem, name) for stem, names in EXPLORERS.items() for name in names]
+)
+def test_an_explorer_is_one_line_and_has_its_picture_without_a_kernel(stem: str, name: str) -> None:
+    (at,) = (i for i, cell in enumerate(cells(stem)) if cell.source == f"{name}()")
+    (output,) = cells(stem)[at].outputs
+    assert {"image/png", "text/html", "text/plain"} <= set(output.data)
+    after = [cell for cell in cells(stem)[at + 1 : at + 5] if cell.cell_type == "code"]
+    assert after and after[0].outputs, f"{stem}: nothing follows {name}() for static readers"
 
 
 @every_notebook
-def test_its_links_to_the_glossary_name_a_word(path: Path) -> None:
-    text = "\n".join(sources(path, "markdown"))
-    assert text.count("../GLOSSARY.md#") >= 3
-    without = re.findall(r"\[([^]]+)\]\(\.\./GLOSSARY\.md\)", text)
-    assert set(without) <= {"glossary"}
+def test_its_links_to_the_glossary_name_a_word_once(stem: str) -> None:
+    text = sources(stem, "markdown")
+    assert set(re.findall(r"\[([^]]+)\]\(\.\./GLOSSARY\.md\)", text)) <= {"glossary"}
     linked = re.findall(r"\.\./GLOSSARY\.md#([\w-]+)", text)
-    assert len(linked) == len(set(linked)), "a word is linked at its first use"
+    assert len(linked) >= 3 and len(linked) == len(set(linked))

@@ -1,19 +1,15 @@
 """The suspects of ``kvlab.teach`` without their bug: no answer may expose these."""
 
 import math
-from collections.abc import Callable
+from typing import Any
 
 from kvlab.index import merge_touching
-from kvlab.teach import suspects
-from kvlab.teach.exercise import Verdict
-from kvlab.teach.suspects import (
-    DecodeBatch,
-    PageAllocator,
-    RankBackups,
-    RetractionPool,
-    ReusingArena,
-    TreeMerge,
-)
+from kvlab.teach import exercise
+from kvlab.teach.exercise import Miss
+from kvlab.teach.path.n03_crash_reproduction import RetractionPool
+from kvlab.teach.path.n05_retraction_counts import DecodeBatch, PageAllocator
+from kvlab.teach.path.n06_logprob_drift import TreeMerge
+from kvlab.teach.path.n07_what_it_costs import RankBackups, ReusingArena
 
 
 class GoodPool(RetractionPool):
@@ -67,12 +63,19 @@ class GoodArena(ReusingArena):
         return super().take(size)
 
 
-Judge = Callable[..., Verdict]
-PAIRS: dict[str, tuple[Judge, type, type]] = {
-    "a-test-that-sees-it": (suspects.restore_exposes, RetractionPool, GoodPool),
-    "mid-page-seam": (suspects.seam_exposes, PageAllocator, GoodAllocator),
-    "books-of-the-scheduler": (suspects.batch_exposes, DecodeBatch, GoodBatch),
-    "merge-of-three": (suspects.merge_exposes, TreeMerge, GoodMerge),
-    "a-full-host": (suspects.leak_exposes, RankBackups, GoodBackups),
-    "arena-over-its-bound": (suspects.arena_exposes, ReusingArena, GoodArena),
+REPAIRED: dict[str, type] = {
+    "a-test-that-sees-it": GoodPool,
+    "mid-page-seam": GoodAllocator,
+    "books-of-the-scheduler": GoodBatch,
+    "merge-of-three": GoodMerge,
+    "a-full-host": GoodBackups,
+    "arena-over-its-bound": GoodArena,
 }
+
+
+def exposes(name: str, answer: Any, *inputs: object, **suspect: type) -> bool:
+    """Whether an answer exposes the suspect of an exercise."""
+    try:
+        return bool(exercise(name).rule(answer, *inputs, **suspect))
+    except Miss:
+        return False

@@ -1,166 +1,154 @@
-"""What a check says: not filled in, passed, the first difference, a crash, a hint at the second."""
+"""What a check says. Whatever a reader's code does, it ends, is true, and shows what fits."""
 
-import re
+import asyncio
 import signal
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from kvlab.teach import EXERCISES, Exercise, exercise, progress
-from kvlab.teach.answers import difference, plain
-from kvlab.teach.exercise import first_difference, is_unfilled
+from kvlab.teach.exercise import KEPT, TRIES, bounded
 
+BY_HAND = exercise("owner-by-hand")
 every_exercise = pytest.mark.parametrize("ex", EXERCISES.values(), ids=lambda ex: ex.name)
+timed = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timers: no bound")
 
 
 def swapped(v: int, c: int) -> tuple[int, int]:
     return v // c, v % c
 
 
-def stub(v: int, c: int) -> Any: ...
+def stub(*given: object) -> Any: ...
 
 
-def stub_with_words(v: int, c: int) -> Any:
+def stub_that_returns(*given: object) -> Any:
     """Not yet."""
-
-
-def stub_that_returns(v: int, c: int) -> Any:
     return ...
 
 
-@every_exercise
-@pytest.mark.parametrize("yours", [None, ..., stub, stub_with_words, stub_that_returns])
-def test_an_answer_that_is_not_filled_in_is_said_to_be_that_and_is_no_failure(
-    ex: Exercise, yours: Any
-) -> None:
-    for _ in range(3):
-        result = ex.check(yours)
-        assert (result.status, result.passed, result.hint) == ("unfilled", False, None)
-    assert "not filled in yet" in repr(result) and ex.signature in repr(result)
-    assert "not filled in yet" in result._repr_html_()
-    assert ex.show(yours)
-    assert ex.check().status == "unfilled"
-    assert progress().lines[0][3] == 0
+def prints_only(v: int, c: int) -> None:
+    print(v % c)
 
 
-def test_a_function_that_has_code_and_always_gives_none_is_not_filled_in() -> None:
-    def yours(v: int, c: int) -> None:
-        print(v % c)
-
-    assert exercise("owner-by-hand").check(yours).status == "unfilled"
-
-
-def test_a_passed_check_says_on_how_many_inputs_and_the_seed() -> None:
-    result = exercise("owner-by-hand").check(lambda v, c: (v % c, v // c), seed=5)
-    assert result.passed and "right on 100 fresh inputs" in repr(result)
-    assert "seed 5" in repr(result)
-
-
-def test_the_first_difference_shows_input_yours_and_spec_and_is_the_smallest_there_is() -> None:
-    result = exercise("owner-by-hand").check(swapped)
-    found = result.difference
-    assert found is not None
-    v, c = found.inputs["v"], found.inputs["c"]
-    assert isinstance(v, int) and isinstance(c, int)
-    assert (found.yours, found.spec) == ([v // c, v % c], [v % c, v // c])
-    assert found.words == f"element 0 is {v // c}, the spec says {v % c}"
-    assert v < 25
-    shown = [line.split() for line in repr(result).splitlines()]
-    assert ["v", str(v)] in shown and ["c", str(c)] in shown
-
-
-def test_a_seed_repeats_a_check_and_without_one_the_inputs_are_others() -> None:
-    ex = exercise("owner-by-hand")
-    one, two = (ex.check(swapped, seed=11) for _ in range(2))
-    assert one.difference == two.difference
-    assert len({ex.check(swapped).seed for _ in range(5)}) == 5
-
-
-def test_the_hint_comes_at_the_second_failure_and_not_before() -> None:
-    ex, other = exercise("owner-by-hand"), exercise("ragged-tail")
-    first, second, third = (ex.check(swapped) for _ in range(3))
-    assert first.hint is None and ex.hint not in repr(first) and ".solution()" not in repr(first)
-    assert second.hint == third.hint == ex.hint
-    assert ex.hint in repr(second) and ".solution()" in repr(second)
-    assert other.check(lambda *given: 0).hint is None
-
-
-def test_a_check_that_passes_or_is_not_filled_in_counts_for_no_failure() -> None:
-    ex = exercise("owner-by-hand")
-    for yours in (ex.answer, None, stub):
-        ex.check(yours)
-    assert ex.check(swapped).hint is None
-    assert ex.check(swapped).hint is not None
-
-
-def raising(error: BaseException) -> Any:
-    def yours(v: int, c: int) -> Any:
+def raising(error: BaseException) -> Callable[..., Any]:
+    def yours(*given: Any) -> Any:
         raise error
 
     return yours
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("no"), ZeroDivisionError("zero"), RecursionError("deep"), SystemExit(3)]
-)
-def test_a_crash_of_the_readers_code_is_the_difference_with_its_line(error: BaseException) -> None:
-    result = exercise("owner-by-hand").check(raising(error))
+def giving(answer: object) -> Callable[..., Any]:
+    return lambda *given: answer
+
+
+@every_exercise
+def test_an_answer_that_is_not_filled_in_is_said_to_be_that_and_is_no_failure(
+    ex: Exercise,
+) -> None:
+    for yours in (None, ..., stub, stub_that_returns):
+        result = ex.check(yours)
+        assert (result.status, result.passed, result.hint) == ("unfilled", False, None)
+        assert ex.show(yours)
+    assert "not filled in yet" in repr(result) and ex.signature in repr(result)
+    assert ex.check().status == "unfilled" and ex.name not in TRIES
+
+
+def test_a_function_that_has_code_and_always_gives_none_is_not_filled_in() -> None:
+    assert BY_HAND.check(prints_only).status == "unfilled"
+
+
+def test_a_passed_check_says_on_how_many_inputs_and_the_seed() -> None:
+    result = BY_HAND.check(lambda v, c: (v % c, v // c), seed=5)
+    assert result.passed and "right on 100 fresh inputs" in repr(result)
+    assert "seed 5" in repr(result)
+
+
+def test_the_first_difference_shows_input_yours_and_spec_and_is_the_smallest_there_is() -> None:
+    result = BY_HAND.check(swapped)
     found = result.difference
-    assert found is not None and found.crashed and result.status == "wrong"
-    assert type(error).__name__ in found.words and "raise error" in found.words
-    assert str(found.yours).startswith(type(error).__name__)
-    assert "your code raised" in repr(result).lower()
+    assert found is not None
+    v, c = found.inputs["v"], found.inputs["c"]
+    assert isinstance(v, int) and isinstance(c, int) and v < 25
+    assert (found.yours, found.spec) == ([v // c, v % c], [v % c, v // c])
+    assert found.words == f"element 0 is {v // c}, the spec says {v % c}"
+    shown = [line.split() for line in repr(result).splitlines()]
+    assert ["v", str(v)] in shown and ["c", str(c)] in shown
 
 
-def test_code_that_crashes_only_now_and_then_is_caught_where_it_does() -> None:
+def test_a_seed_repeats_a_check_and_without_one_the_inputs_are_others() -> None:
+    one, two = (BY_HAND.check(swapped, seed=11) for _ in range(2))
+    assert one.difference == two.difference
+    assert len({BY_HAND.check(swapped).seed for _ in range(5)}) == 5
+
+
+def test_the_hint_comes_at_the_second_failure_of_an_exercise_and_not_before() -> None:
+    for yours in (BY_HAND.answer, None, stub):
+        assert BY_HAND.check(yours).hint is None
+    first, second, third = (BY_HAND.check(swapped) for _ in range(3))
+    assert first.hint is None and ".solution()" not in repr(first)
+    assert second.hint == third.hint == BY_HAND.hint
+    assert BY_HAND.hint in repr(second) and ".solution()" in repr(second)
+    assert exercise("ragged-tail").check(giving(0)).hint is None
+
+
+def test_progress_says_what_was_tried_and_what_was_passed() -> None:
+    assert f"0 of {len(EXERCISES)} exercises passed" in repr(progress())
+    exercise("ragged-tail").check(giving(0))
+    for yours in (BY_HAND.answer, swapped):  # what was passed stays passed
+        BY_HAND.check(yours)
+    lines = [line.split() for line in repr(progress()).splitlines()]
+    assert lines[0][:3] == ["1", "of", str(len(EXERCISES))]
+    assert ["00_start_here", "owner-by-hand", "1", "2", "passed"] in lines
+    assert ["02_owner_slots", "ragged-tail", "2", "1", "tried"] in lines
+    assert "<table" in progress()._repr_html_()
+
+
+@every_exercise
+def test_show_gives_a_few_small_inputs_with_the_spec_and_yours_beside_it(ex: Exercise) -> None:
+    alone = ex.show(seed=3)
+    assert ("what happens" if ex.find else "spec") in repr(alone)
+    assert repr(alone) == repr(ex.show(seed=3)) != repr(ex.show(seed=4))
+    both = ex.show(ex.answer, seed=3)
+    assert "yours" in repr(both) and "<table" in both._repr_html_()
+    assert ex.find or ("same" in repr(both) and "raised" not in repr(both))
+    assert "ValueError" in repr(ex.show(raising(ValueError("no")), seed=3))
+
+
+def test_code_that_crashes_only_now_and_then_is_caught_where_it_does_with_its_line() -> None:
     def yours(v: int, c: int) -> tuple[int, int]:
         return (v % c, v // c) if v < 1000 else (c, [0][v])
 
-    found = exercise("owner-by-hand").check(yours).difference
-    assert found is not None and found.crashed and "IndexError" in found.words
-
-
-def endless(v: int, c: int) -> Any:
-    while v:
-        try:
-            v += 1
-        except Exception:
-            c += 1
-
-
-def test_a_loop_that_never_ends_is_cut_off_and_said_to_be_that() -> None:
-    before = signal.getsignal(signal.SIGALRM)
-    task = replace(exercise("owner-by-hand"), seconds=0.05)
-    assert not is_unfilled(task, endless, seed=1)
-    found = first_difference(task, endless, seed=1)
-    assert found is not None and found.crashed
-    assert found.words == "your code had not ended after 0.05 s"
-    assert signal.getsignal(signal.SIGALRM) is before
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_a_check_works_in_a_thread_where_nothing_can_be_cut_off() -> None:
-    found: list[bool] = []
-    ex = exercise("owner-by-hand")
-    thread = threading.Thread(target=lambda: found.append(ex.check(ex.answer).passed))
-    thread.start()
-    thread.join()
-    assert found == [True]
+    found = BY_HAND.check(yours).difference
+    assert found is not None and "your code raised IndexError" in found.words
+    assert "else (c, [0][v])" in found.words
 
 
 def test_a_wrong_number_of_parameters_is_a_difference() -> None:
-    found = exercise("owner-by-hand").check(lambda v: v).difference
+    found = BY_HAND.check(lambda v: v).difference
     assert found is not None and "takes 1 positional argument but 2 were given" in found.words
 
 
-@pytest.mark.parametrize("yours", [(1, 250), 7, "rank", [1, 2], {"rank": 1}, object()])
-def test_what_is_no_function_is_refused_in_words(yours: Any) -> None:
-    result = exercise("owner-by-hand").check(yours)
-    assert result.status == "wrong" and "An answer is a function" in repr(result)
-    assert exercise("owner-by-hand").show(yours)
+def test_code_that_changes_its_inputs_changes_neither_the_spec_nor_what_is_shown() -> None:
+    ex = exercise("localize-then-chunk")
+
+    def clearing(ids: Any, c: int, rank: int, size: int) -> Any:
+        right = ex.answer(list(ids), c, rank, size)
+        ids.clear()
+        return right
+
+    def wrong_too(ids: Any, *given: Any) -> Any:
+        return ids.clear() or 0
+
+    assert ex.check(clearing).passed
+    found = ex.check(wrong_too).difference
+    assert found is not None and found.inputs["ids"]
 
 
 class EqualToAll:
@@ -177,22 +165,63 @@ class EqualInt(int):
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_an_object_that_says_it_equals_everything_does_not_pass() -> None:
-    ex = exercise("phase-of-a-chunk")
-    found = ex.check(lambda *given: EqualToAll()).difference
-    assert found is not None and "of type EqualToAll" in found.words
-    assert not ex.check(lambda *given: EqualInt(0)).passed
+class OfTheReader(BaseException):
+    """No Exception, as those of some libraries."""
 
 
-def test_code_that_changes_its_inputs_changes_neither_the_spec_nor_what_is_shown() -> None:
-    ex = exercise("localize-then-chunk")
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
 
-    def yours(ids: Any, c: int, rank: int, size: int) -> Any:
-        right = ex.answer(list(ids), c, rank, size)
-        ids.clear()
-        return right
 
-    assert ex.check(yours).passed
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+NESTED: Any = 1
+for _ in range(200):
+    NESTED = [NESTED]
+HOSTILE: dict[str, tuple[str, object, str]] = {
+    "an error": ("owner-by-hand", raising(ValueError("no")), "Your code raised ValueError: no"),
+    "too deep": ("owner-by-hand", raising(RecursionError("deep")), "raised RecursionError: deep"),
+    "an exit": ("owner-by-hand", raising(SystemExit(3)), "raised SystemExit: 3"),
+    "an error of 10 MB": ("owner-by-hand", raising(ValueError("x" * 10**7)), "letters in all"),
+    "an error without words": ("owner-by-hand", raising(Speechless()), "raised Speechless"),
+    "an error that is no Exception": ("owner-by-hand", raising(OfTheReader()), "OfTheReader"),
+    "a canceled task": ("owner-by-hand", raising(asyncio.CancelledError()), "CancelledError"),
+    "a number of 5000 digits": ("phase-of-a-chunk", giving(10**5000), "a number of 16610 bits"),
+    "one in a pair": ("owner-by-hand", giving((10**5000, 1)), "a number of 16610 bits"),
+    "a number past all floats": ("new-token-ratio", giving(10**400), "the spec says"),
+    "a huge number that is judged": ("localized-twice", giving(10**5000), "cannot be tried"),
+    "a word of 10 MB": ("silent-or-loud", giving("x" * 10**7), "10000002 letters in all"),
+    "lists 200 deep": ("owner-by-hand", giving(NESTED), "more than 8 deep"),
+    "equal to everything": ("phase-of-a-chunk", giving(EqualToAll()), "of type EqualToAll"),
+    "a number equal to everything": ("phase-of-a-chunk", giving(EqualInt(0)), "the spec says"),
+    "a tensor of 9 million": (
+        "overwritten-positions",
+        giving(torch.zeros(3000, 3000)),
+        "9000000 numbers: none has more than 100000",
+    ),
+    "an array of a million": ("victim-order", giving(np.zeros(10**6)), "1000000 numbers"),
+    "no function": ("owner-by-hand", (1, 250), "An answer is a function"),
+    "no function, of 5000 digits": ("owner-by-hand", 10**5000, "An answer is a function"),
+    "no function, cannot be shown": ("owner-by-hand", Unshowable(), "cannot be shown"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_answer_is_wrong_in_few_words(what: str) -> None:
+    name, yours, words = HOSTILE[what]
+    result = exercise(name).check(yours, seed=1)
+    assert result.status == "wrong" and words in repr(result)
+    assert len(repr(result)) < 3000 and len(result._repr_html_()) < 6000
+    assert len(repr(exercise(name).show(yours, seed=1))) < 9000
+
+
+def test_an_interrupt_of_the_reader_stops_the_check() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        BY_HAND.check(raising(KeyboardInterrupt()))
 
 
 def test_what_the_failing_call_prints_is_shown_and_nothing_else_is_printed(
@@ -200,72 +229,61 @@ def test_what_the_failing_call_prints_is_shown_and_nothing_else_is_printed(
 ) -> None:
     def yours(v: int, c: int) -> tuple[int, int]:
         print(f"looking at {v}")
+        print("there", file=sys.stderr)
         return swapped(v, c)
 
-    result = exercise("owner-by-hand").check(yours)
+    result = BY_HAND.check(yours)
     assert result.difference is not None
-    assert f"looking at {result.difference.inputs['v']}" in repr(result)
-    assert capsys.readouterr().out == ""
-    assert sys.stdout is not None
+    assert result.difference.printed == f"looking at {result.difference.inputs['v']}\nthere\n"
+    assert "looking at" in repr(result) and capsys.readouterr() == ("", "")
 
 
-@every_exercise
-def test_show_gives_a_few_small_inputs_with_the_spec_and_yours_beside_it(ex: Exercise) -> None:
-    alone = ex.show(seed=3)
-    heads = "spec" if ex.judge is None else "what happens"
-    assert heads in repr(alone) and repr(alone) == repr(ex.show(seed=3))
-    assert repr(alone) != repr(ex.show(seed=4))
-    both = ex.show(ex.answer, seed=3)
-    assert "yours" in repr(both) and "<table" in both._repr_html_()
-    if ex.judge is None:
-        assert "same" in repr(both) and "differs" not in repr(both)
-    crashed = ex.show(raising(ValueError("no")), seed=3)
-    assert "ValueError" in repr(crashed) or "TypeError" in repr(crashed)
+def test_a_loop_that_prints_for_ever_keeps_only_the_end_of_what_it_prints() -> None:
+    with bounded(5.0) as said:
+        for number in range(10_000):
+            print(number, file=sys.stderr if number % 2 else sys.stdout)
+    assert len(said.text) == KEPT and said.text.endswith("9998\n9999\n")
 
 
-def test_show_says_where_yours_differs() -> None:
-    assert "differs" in repr(exercise("owner-by-hand").show(swapped))
+@timed
+def test_a_loop_that_swallows_every_error_is_cut_off_all_the_same() -> None:
+    before, swallowed = signal.getsignal(signal.SIGALRM), list[str]()
+
+    def yours(v: int, c: int) -> Any:
+        while len(swallowed) < 3:
+            try:
+                time.sleep(5)
+            except BaseException as error:
+                swallowed.append(type(error).__name__)
+        while True:
+            v += c
+
+    found = replace(BY_HAND, seconds=0.05).first_difference(yours, seed=1)
+    assert found is not None and found.words == "your code had not ended after 0.05 s"
+    assert swallowed == ["OutOfTime"] * 3
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
-def test_progress_says_what_was_tried_and_what_was_passed() -> None:
-    assert progress().passed == ()
-    exercise("ragged-tail").check(lambda *given: 0)
-    exercise("owner-by-hand").check(exercise("owner-by-hand").answer)
-    now = progress()
-    assert now.passed == ("owner-by-hand",)
-    assert f"1 of {len(EXERCISES)} exercises passed" in repr(now)
-    lines = {line[0]: line[1:] for line in now.lines}
-    assert lines["ragged-tail"] == ("02_owner_slots", 2, 1, False)
-    assert "tried" in repr(now) and "<table" in now._repr_html_()
-    exercise("owner-by-hand").check(swapped)
-    assert progress().passed == ("owner-by-hand",), "what was passed stays passed"
+@timed
+def test_an_answer_that_would_keep_its_judge_busy_is_cut_off() -> None:
+    task = replace(exercise("books-of-the-scheduler"), seconds=0.2)
+    found = task.first_difference(lambda c, P: ([[P * c, 1]] * 20_000, 0), seed=1)
+    assert found is not None and "not ended after 0.2 s" in found.words
 
 
-@pytest.mark.parametrize(
-    ("yours", "spec", "words"),
-    [
-        (4, 5, "4, the spec says 5"),
-        ([3, 4], [3, 5], "element 1 is 4, the spec says 5"),
-        ([3], [3, 5], "1 values, the spec has 2"),
-        ([3, 5, 7], [3, 5], "3 values, the spec has 2"),
-        (3, [3, 5], "3 where 2 values in a sequence are meant"),
-        ([3, 5], 3, "a sequence of 2 where one value"),
-        ([[1], [2, 4]], [[1], [2, 3]], "in element 1: element 1 is 4, the spec says 3"),
-        (2.0, 2, r"a float \(2.0\) where a whole number is meant: use // and not /"),
-        (True, 1, "True, the spec says 1"),
-        (None, 1, "None, the spec says 1"),
-        ("silent", "crash", "'silent', the spec says 'crash'"),
-        (float("nan"), 1.0, "nan, the spec says 1.0"),
-    ],
-)
-def test_a_difference_is_told_in_words(yours: Any, spec: Any, words: str) -> None:
-    found = difference(plain(yours), plain(spec))
+def test_a_check_works_in_a_thread_where_nothing_can_be_cut_off() -> None:
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(BY_HAND.check(BY_HAND.answer).passed))
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_a_right_answer_that_takes_too_long_for_all_inputs_is_said_to_be_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys.modules["kvlab.teach.exercise"], "WHOLE", 0.0)
+    found = BY_HAND.first_difference(BY_HAND.answer, seed=1)
     assert found is not None
-    assert re.search(words, found)
-
-
-@pytest.mark.parametrize("value", [1.0, float("nan"), float("inf"), -float("inf"), 1e-12])
-def test_floats_agree_within_rounding_and_with_themselves(value: float) -> None:
-    assert difference(plain(value), plain(value)) is None
-    assert difference(plain(1 / 3), plain(1 / 3 + 1e-7)) is None
-    assert difference(plain(1 / 3), plain(1 / 3 + 1e-3)) is not None
+    assert found.words == "your code is right, and too slow: 1 of 100 inputs took 0 s"

@@ -47,7 +47,10 @@ def _merge_empty_as_zero(outs: list[float], lses: list[float]) -> tuple[float, f
 
 def _weights(lses: list[float], factors: list[float]) -> list[float]:
     scaled = [x * f for x, f in zip(lses, factors, strict=True)]
-    parts = [math.exp(x - max(scaled)) for x in scaled]
+    return _plain_weights([math.exp(x - max(scaled)) for x in scaled])
+
+
+def _plain_weights(parts: list[float]) -> list[float]:
     return [p / sum(parts) for p in parts]
 
 
@@ -60,6 +63,18 @@ def _repetition(tokens: list[int], periods: range, least: int) -> float:
             if run + k >= max(least, 3 * k):
                 marked.add(at)
     return len(marked) / len(tokens) if tokens else 0.0
+
+
+def _drift(moved: list[float], leaves: Callable[[float], bool], default: Any = 0.0) -> Any:
+    largest = max((x for x in moved if x == x), default=default)
+    return largest, next((at for at, x in enumerate(moved) if leaves(x)), -1)
+
+
+def _break_even(strictly: bool, none: Any, b: int, c: int, mb: int, fixed: int, per_s: int) -> Any:
+    gain = 1e6 / per_s - 2 * b / c / mb
+    if gain <= 0:
+        return none if gain == 0 else -1
+    return math.floor(2 * fixed / gain) + 1 if strictly else math.ceil(2 * fixed / gain)
 
 
 WRONG: dict[str, Wrong] = {
@@ -212,40 +227,24 @@ WRONG: dict[str, Wrong] = {
         ),
         "all alike": lambda lses, bases: [1 / len(lses)] * len(lses),
         "no largest": lambda lses, bases: [math.exp(x) for x in lses],
+        "exp that overflows": lambda lses, bases: _plain_weights(
+            [2.0**x if base == "2" else math.exp(x) for x, base in zip(lses, bases, strict=True)]
+        ),
     },
     "above-the-floor": {
-        "with a sign": lambda reference, run, floor: (
-            max((y - x for x, y in zip(reference, run, strict=True)), default=0.0),
-            next(
-                (
-                    i
-                    for i, (x, y) in enumerate(zip(reference, run, strict=True))
-                    if y - x > 2 * floor
-                ),
-                -1,
-            ),
+        "with a sign": lambda reference, run, floor: _drift(
+            [y - x for x, y in zip(reference, run, strict=True)], lambda x: x > 2 * floor
         ),
-        "NaN below the floor": lambda reference, run, floor: (
-            max((abs(x - y) for x, y in zip(reference, run, strict=True) if y == y), default=0.0),
-            next(
-                (
-                    i
-                    for i, (x, y) in enumerate(zip(reference, run, strict=True))
-                    if abs(x - y) > 2 * floor
-                ),
-                -1,
-            ),
+        "NaN below the floor": lambda reference, run, floor: _drift(
+            [abs(x - y) for x, y in zip(reference, run, strict=True)], lambda x: x > 2 * floor
         ),
-        "at the floor itself": lambda reference, run, floor: (
-            max((abs(x - y) for x, y in zip(reference, run, strict=True) if y == y), default=0.0),
-            next(
-                (
-                    i
-                    for i, (x, y) in enumerate(zip(reference, run, strict=True))
-                    if not abs(x - y) <= floor
-                ),
-                -1,
-            ),
+        "at the floor itself": lambda reference, run, floor: _drift(
+            [abs(x - y) for x, y in zip(reference, run, strict=True)], lambda x: not x <= floor
+        ),
+        "no finite difference": lambda reference, run, floor: _drift(
+            [abs(x - y) for x, y in zip(reference, run, strict=True)],
+            lambda x: not x <= 2 * floor,
+            default=None,
         ),
     },
     "empty-shard": {
@@ -257,6 +256,9 @@ WRONG: dict[str, Wrong] = {
         "single tokens only": lambda tokens: _repetition(tokens, range(1, 2), 8),
         "short stretches too": lambda tokens: _repetition(tokens, range(1, 9), 3),
         "period 8 left out": lambda tokens: _repetition(tokens, range(1, 8), 8),
+        "an empty output forgotten": lambda tokens: (
+            _repetition(tokens, range(1, 9), 8) * len(tokens) / len(tokens)
+        ),
         "of any length": lambda tokens: _repetition(tokens, range(1, 12), 8),
     },
     "merge-of-three": {
@@ -303,6 +305,8 @@ WRONG: dict[str, Wrong] = {
             else -1
         ),
         "never mind": lambda b, c, mb, fixed, per_s: 1,
+        "as fast will do": lambda *given: _break_even(False, -1, *given),
+        "no gain is gain": lambda *given: _break_even(True, 1, *given),
     },
     "a-full-host": {
         "the first fits": lambda capacity, c: ([0] * c, [1] * c),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from kvlab.errors import KvlabError, StudyError
 from kvlab.index import DcpLayout
-from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, describe, slot_facts
+from kvlab.lab.owners import ENGINE_RULES, OwnerStudy, describe, slot_sentence
 from kvlab.viz.canvas import Box, font_size, ink_on
 from kvlab.viz.owners import (
     BY_HAND,
@@ -180,29 +180,23 @@ def test_the_numbers_in_words_are_those_of_the_tables() -> None:
 
 
 @given(studies(), st.data())
-def test_the_facts_of_a_slot_are_those_of_the_pool_read_row_by_row(
+def test_the_sentence_of_a_slot_says_what_the_pool_holds_read_row_by_row(
     study: OwnerStudy, data: st.DataObject
 ) -> None:
     lay = study.layout
     slot = data.draw(st.integers(0, lay.slot_end - 1))
-    facts = slot_facts(study, slot)
     stored = {(rank, row): lay.slot(rank, row)
               for rank in range(lay.dcp_size) for row in range(lay.row_end)}  # fmt: skip
-    assert stored[facts.owner, facts.row] == slot
-    assert facts.owner == slot // lay.interleave % lay.dcp_size
-    if slot >= lay.row_end:
-        assert (facts.raw, facts.raw_slot) == ("out of range", None)
-    elif slot < lay.page_size:
-        assert (facts.raw, facts.raw_slot) == ("padding", None)
-    else:
-        assert facts.raw_slot == stored[facts.owner, slot]
-        assert facts.raw == ("right" if facts.raw_slot == slot else "another token")
-    table = study.table().set_index("slot")
-    assert facts.position == (table["position"].get(slot))
-    words = {"right": "right", "another slot": "another token", "out of range": "out of range"}
-    for row in study.table().head(20).to_dict("records"):
-        facts = slot_facts(study, row["slot"])
-        assert (facts.owner, facts.row, facts.raw) == (row["owner"], row["row"], words[row["raw"]])
+    rank, row = next(place for place, held in stored.items() if held == slot)
+    told, table = slot_sentence(study, slot), study.table().set_index("slot")
+    page, place = slot // lay.widened_page_size, table["position"].get(slot)
+    assert told.startswith(f"Slot {slot}: page {page}, rank {rank}, row {row}, ")
+    assert (f", position {place}. Used raw" in told) == (place is not None)
+    raw = stored.get((rank, slot))
+    words = "is out of range" if raw is None else f"silently hits the row of slot {raw}"
+    words = "is right" if raw == slot and page else words
+    words = "hits the padding page" if slot < lay.page_size else words
+    assert f"as row {slot} it {words}" in told
 
 
 @pytest.mark.parametrize("page_size", SIZES)
@@ -237,7 +231,7 @@ def test_a_hover_box_says_what_the_cursor_would() -> None:
 
 def test_the_explorer_starts_with_a_picture_and_its_numbers() -> None:
     panel = owner_explorer()
-    assert panel.text == f"{slot_facts(START, 21).sentence()} {describe(START)}"
+    assert panel.text == f"{slot_sentence(START, 21)} {describe(START)}"
     assert "Used raw as row 21 it silently hits the row of slot 85." in panel.text
     assert panel.table().equals(START.table())
 

@@ -22,7 +22,6 @@ from kvlab.lab.drift.results import (
     Study,
     read_study,
     read_token_drift,
-    result_folder,
     write_study,
 )
 from kvlab.lab.drift.study import DriftStudy
@@ -65,7 +64,6 @@ __all__ = [
     "read_study",
     "read_token_drift",
     "repetition_rate",
-    "result_folder",
     "verdicts",
     "write_study",
 ]

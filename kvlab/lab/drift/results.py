@@ -19,8 +19,8 @@ from pathlib import Path
 import pandas as pd
 
 from kvlab.errors import StudyError
+from kvlab.files import put, require_writable
 from kvlab.lab.drift.defects import DTYPES, KEY, NAMES
-from kvlab.lab.folders import Folder
 from kvlab.lab.origin import Origin
 from kvlab.memory.published import data_path
 
@@ -75,20 +75,10 @@ class Study:
 def write_study(study: Study, folder: Path) -> None:
     """Write the tables, each whole or not at all. Errors: StudyError for a folder that cannot be
     written."""
-    place = result_folder(folder)
+    require_writable(folder)
     for name in TABLES:
-        place.put(f"{name}.csv", getattr(study, name).to_csv(index=False, lineterminator="\n"))
-    place.put("origin.json", json.dumps(study.origin, indent=1, allow_nan=False) + "\n")
-
-
-def result_folder(folder: Path) -> Folder:
-    """``folder``, made, where a study will be written; asked before hours of work, not after.
-
-    Errors: StudyError.
-    """
-    place = Folder(folder, "a study is written to a folder that can be made", "name another folder")
-    place.require_writable()
-    return place
+        put(folder / f"{name}.csv", getattr(study, name).to_csv(index=False, lineterminator="\n"))
+    put(folder / "origin.json", json.dumps(study.origin, indent=1, allow_nan=False) + "\n")
 
 
 def read_study(folder: Path) -> Study:

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from kvlab.files import put, require_writable
 from kvlab.lab.drift.defects import REFERENCE, Point
 from kvlab.lab.drift.prompts import default_prompts
-from kvlab.lab.drift.results import TOKEN_DRIFT, result_folder
+from kvlab.lab.drift.results import TOKEN_DRIFT
 from kvlab.lab.drift.study import DriftStudy
 from kvlab.lab.drift.tables import outputs_of, run_data
 from kvlab.lab.keep import Keep
@@ -65,13 +66,13 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the table and its origin."""
     asked = parser().parse_args(argv)
-    place = result_folder(asked.out)
+    require_writable(asked.out)
     model = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
     table = token_drift(DriftStudy(model, default_prompts()), asked.cache)
     about = {"model": model.name, "requests": REQUESTS, "view": "forced"}
     origin = collect_origin(COMMAND, None, about, "cpu").as_dict()
-    place.put("token_drift.csv", table.to_csv(index=False, lineterminator="\n"))
-    place.put("token_drift.json", json.dumps(origin, indent=1) + "\n")
+    put(asked.out / "token_drift.csv", table.to_csv(index=False, lineterminator="\n"))
+    put(asked.out / "token_drift.json", json.dumps(origin, indent=1) + "\n")
     return 0
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvlab.errors import StudyError
-from kvlab.lab.drift import read_study, result_folder
+from kvlab.lab.drift import read_study
 from kvlab.memory.published import data_path
 
 RECORDED = data_path("runs", "drift", "summary.csv").parent
@@ -83,11 +83,3 @@ def test_a_file_that_is_missing_is_named_and_the_recorded_study_is_read(folder: 
     (folder / "tokens.csv").unlink()
     with pytest.raises(StudyError, match=r"tokens\.csv of 'study' FileNotFoundError"):
         read_study(folder)
-
-
-def test_a_folder_is_asked_before_the_work_and_left_empty(tmp_path: Path) -> None:
-    result_folder(tmp_path / "a" / "b")
-    assert list((tmp_path / "a" / "b").iterdir()) == []
-    (tmp_path / "file").touch()
-    with pytest.raises(StudyError, match=r"written to a folder that can be made: '.*file' gives"):
-        result_folder(tmp_path / "file")
