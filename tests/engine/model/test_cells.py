@@ -138,5 +138,5 @@ def test_a_restore_that_fails_gives_its_state_slot_back() -> None:
     with pytest.raises(BackupError, match="position count is 6"):
         cells.restore(0, backups, WidenedSlots(ids[:5]))
     assert cells.sharded.pools.states is not None
-    assert cells.sharded.pools.states.available() == 1
+    assert len(cells.sharded.pools.states._free) == 1
     cells.restore(0, backups, WidenedSlots(ids + 4))
