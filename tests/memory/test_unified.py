@@ -215,7 +215,7 @@ def test_an_unmapped_page_has_no_rows() -> None:
 def test_a_page_that_cannot_be_mapped_or_unmapped_changes_nothing() -> None:
     table = PageTable(C09, physical_pages=5)
     assert table.map_pages([2])
-    before = (table.v2p.clone(), table.p2v.clone())
+    before = table.v2p.clone()
     for call, pages, error, text in (
         (table.map_pages, [3, 0], PoolError, r"must lie in \[1, 3\]: got 0; page 0 is the padding"),
         (table.unmap_pages, [4], PoolError, r"a virtual page must lie in \[1, 3\]: got 4"),
@@ -228,28 +228,21 @@ def test_a_page_that_cannot_be_mapped_or_unmapped_changes_nothing() -> None:
     ):
         with pytest.raises(error, match=text):
             call(pages)  # type: ignore[operator]
-        assert torch.equal(table.v2p, before[0])
-        assert torch.equal(table.p2v, before[1])
+        assert torch.equal(table.v2p, before)
 
 
-@pytest.mark.parametrize(
-    ("v2p", "p2v", "text"),
-    [
-        ({1: 3}, {}, "v2p and p2v disagree"),
-        ({}, {2: 3}, "v2p and p2v disagree"),
-        ({}, {4: 2}, "the page table maps two virtual pages to one physical page"),
-        ({2: -1}, {}, "the page table maps two virtual pages to one physical page"),
-        ({0: 2}, {}, "the padding page is mapped elsewhere"),
-        ({1: 9}, {}, "v2p names a page past the 5 physical ones"),
-    ],
-)
-def test_the_audit_finds_a_wrong_entry(v2p: dict[int, int], p2v: dict[int, int], text: str) -> None:
-    table = PageTable(C09, physical_pages=5)
-    assert table.map_pages([3, 1, 2])
-    (pool, _) = pools_on(table)
-    assert pool.audit() == []
-    for page, value in v2p.items():
+def test_the_audit_finds_a_wrong_entry() -> None:
+    twice = "the page table maps two virtual pages to one physical page"
+    for page, value, text in (
+        (1, 3, twice),
+        (2, 1, twice),
+        (0, 4, "the padding page is mapped elsewhere"),
+        (3, 0, "the padding page is mapped elsewhere"),
+        (1, 9, "v2p names a page past the 5 physical ones"),
+    ):
+        table = PageTable(C09, physical_pages=5)
+        assert table.map_pages([3, 1, 2])
+        (pool, _) = pools_on(table)
+        assert pool.audit() == []
         table.v2p[page] = value
-    for page, value in p2v.items():
-        table.p2v[page] = value
-    assert text in pool.audit()
+        assert pool.audit() == [text]
