@@ -159,8 +159,8 @@ def test_files_are_asked_for_before_the_work(
     done = run(*words, "--out", tmp_path / "file")
     assert done.code == 1 and "cannot be written" in done.err
     done = run("drift", "--prompts", tmp_path / "none")
-    assert done.code == 1 and "prompts are a file of JSON lines in UTF-8" in done.err
-    assert "No such file or directory" in done.err and "output" not in done.err
+    assert done.code == 1 and "prompts are JSON lines, each with" in done.err
+    assert "No such file or directory" in done.err and "output cannot" not in done.err
 
 
 def test_a_damaged_run_is_named_and_the_answer_is_the_same(run: Run, words: list[object]) -> None:
