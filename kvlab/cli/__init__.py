@@ -1,15 +1,9 @@
 """The command line ``kvlab``: six commands, and how each way to end becomes an exit code.
 
-    0     what was asked for was done
-    1     it could not be done: one sentence on standard error says why and what to do
-    2     bad usage: an unknown option, a value that is no number, an OUT that is a folder
-    130   interrupted (Ctrl-C)
-    141   whoever read standard output has gone (``kvlab owners | head -3``)
-
-Worked example, a pool of 4 pages on 2 ranks; page 1 would fail without a sound:
-
-    $ kvlab crash --dcp-size 2 --page-size 1 --num-pages 4 --json
-    {"dcp_size": 2, ..., "silent": 1, "straddling": 1, "out_of_range": 2, ...}
+0     what was asked for was done
+1     it could not be done: one sentence on standard error says why and what to do
+2     bad usage: an unknown option, a value that is no number, an OUT that is a folder
+130   interrupted (Ctrl-C); 141: whoever read standard output has gone (``... | head -3``)
 """
 
 import inspect
@@ -41,11 +35,10 @@ exit codes:
 #: The program, for whoever describes it: the pages of the documentation are made from it.
 app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
 for module in (report, crash, owners, retraction, drift, doctor):
-    told = [" ".join(part.split()) for part in (inspect.getdoc(module.run) or "").split("\n\n")]
+    paragraphs = (inspect.getdoc(module.run) or "").split("\n\n")
     app.command(
         module.__name__.rpartition(".")[2],
-        help="\n\n".join(told),
-        short_help=told[0],
+        help="\n\n".join(" ".join(part.split()) for part in paragraphs),
         epilog=module.EPILOG,
     )(module.run)
 
@@ -61,18 +54,19 @@ def show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[
+    bool,
+    typer.Option(
+        "--version",
+        callback=show_version,
+        is_eager=True,
+        help="Print the versions of kvlab, Python and torch, and stop.",
+    ),
+]
+
+
 @app.callback(epilog=EPILOG)
-def root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=show_version,
-            is_eager=True,
-            help="Print the versions of kvlab, Python and torch, and stop.",
-        ),
-    ] = False,
-) -> None:
+def root(version: Version = False) -> None:
     """A workbench for one question: which memory does this KV-cache id name?
 
     Each command prints a table for people. --json prints one JSON document on standard output and
@@ -87,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot encode is shown as an escape
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        _require_words(words)
         code = _run(words)
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where a full disk or a closed pipe can still be told
@@ -97,25 +92,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        _drop_stdout()
-        return READER_GONE
     except OSError as error:
-        _drop_stdout()
+        # Python writes what is left of standard output at its end: let that go nowhere.
+        with suppress(OSError, ValueError, AttributeError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return READER_GONE
         print(f"error: the output cannot be written: {error.strerror or error}", file=sys.stderr)
         return 1
 
 
 def _run(words: list[str]) -> int:
-    _require_words(words)
-    # Panels are for a terminal; a pipe gets plain text.
-    drawn = sys.stdout is not None and sys.stdout.isatty()
-    app.rich_markup_mode = "rich" if drawn else None
-    command = typer.main.get_command(app)
     if not words:
         with redirect_stdout(sys.stderr):
             _run(["--help"])
         return 2
+    # Panels are for a terminal; a pipe gets plain text.
+    drawn = sys.stdout is not None and sys.stdout.isatty()
+    app.rich_markup_mode = "rich" if drawn else None
+    command = typer.main.get_command(app)
     try:
         said = crash.with_record_place(words)
         with command.make_context("kvlab", said, obj=tuple(words)) as ctx:
@@ -140,9 +135,3 @@ def _require_words(words: list[str]) -> None:
             raise UsageError(
                 f"a command line is text in UTF-8: got {os.fsencode(word)!r}; rename the file"
             ) from None
-
-
-def _drop_stdout() -> None:
-    """Python writes what is left of standard output at its end: let that go nowhere."""
-    with suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,115 +1,50 @@
-"""What a command is asked before any work, and what it hands out: a table, a document, a file.
+"""What a command hands out: a table for people, a JSON document, a CSV, progress and notes.
 
-A file appears whole or not at all, and no output is an input or another output. Worked example of
-the table, numbers to the right and text to the left:
+A file appears whole or not at all, and no output is an input or another output. In the table
+numbers stand to the right and text to the left:
 
     outcome       pages
     silent          127
-    out_of_range    896
 """
 
 import csv as csv_module
-import errno
 import io
 import json
-import math
 import os
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
+from kvlab.cli.options import STDOUT
 from kvlab.errors import KvlabError, StudyError
 from kvlab.files import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.table import Table as RichTable
 
     from kvlab.index import DcpLayout
 
-STDOUT = Path("-")
 PIECE = 2**15  # characters
 MOST_RANKS = 4096
-#: Seconds between two lines of progress where there is no terminal.
 LINE_EVERY_S = 10.0
+INPUTS = {"--trace", "--geometry", "--prompts", "--model", "--notebooks"}
 
 #: Name -> values, all of one length; None where there is no value.
 Columns = Mapping[str, Sequence[object]]
 #: Option -> the path that it names, None where it is not given.
-Places = dict[str, Path | None]
-
-
-def option(metavar: str | None, help: str, *names: str, **more: Any) -> Any:
-    """An option of a command: what stands for its value, and what it does."""
-    return typer.Option(*names, metavar=metavar, help=help, **more)
-
-
-def csv_option(rows: str) -> Any:
-    """``--csv OUT``; ``rows`` says what a row of the table is."""
-    return option("OUT", f"Write {rows} to OUT (-: standard output).", parser=out_file)
-
-
-Json = Annotated[bool, option(None, "Print one JSON document instead of the table.", "--json")]
-DcpSize = Annotated[int, option("C", "Ranks that share one request's KV.")]
-PageSize = Annotated[int, option("P", "Rows of one page in one rank's buffer.")]
-Jobs = Annotated[int | None, option("N", "Processes (default: as many as cores).", min=1)]
-Cache = Annotated[Path | None, option("DIR", "Keep finished rows in DIR and use those there.")]
+Places = Mapping[str, Path | None]
 
 
 class UsageError(KvlabError):
     """A command line that cannot be meant: exit code 2."""
-
-
-def out_file(text: str) -> Path:
-    """The path ``text`` if a file can be made there. Errors: BadParameter, before any work."""
-    path = Path(text)
-    if path == STDOUT:
-        return path
-    if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
-        raise typer.BadParameter(f"OUT is a file: {text!r} is a folder; name a file in it")
-    if not os.path.isdir(path.parent):
-        raise typer.BadParameter(f"OUT lies in a folder: there is none at {str(path.parent)!r}")
-    try:
-        place = path.resolve(strict=path.is_symlink())
-        if not place.exists() or place.is_file():
-            with tempfile.TemporaryFile(dir=place.parent):
-                return path
-        if not os.access(place, os.W_OK):  # a pipe or a device takes what it is given
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads back to itself
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise typer.BadParameter(
-            f"OUT is a file that can be written: {text!r} gives {reason}; name another file"
-        ) from None
-    return path
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """ "1,2,4" as (1, 2, 4). Errors: BadParameter for what is no size."""
-    return _listed(text, int, "whole numbers of at least 1")
-
-
-def amounts(text: str) -> tuple[float, ...]:
-    """ "0.5,1" as (0.5, 1.0). Errors: BadParameter for what is not finite and above 0."""
-    return _listed(text, float, "numbers above 0")
-
-
-def _listed(text: str, kind: Callable[[str], Any], rule: str) -> tuple[Any, ...]:
-    try:
-        found = tuple(map(kind, str(text).split(",")))  # a default comes as it is
-    except ValueError:
-        found = ()
-    if not found or not all(0 < value < math.inf for value in found):
-        raise typer.BadParameter(f"the list must be {rule}, joined by commas: got {text!r}")
-    return found
 
 
 def require_ranks(dcp_size: int, instead: str) -> None:
@@ -121,45 +56,37 @@ def require_ranks(dcp_size: int, instead: str) -> None:
         )
 
 
-def begin(ctx: typer.Context, inputs: Places, outputs: Places, replaced: Places) -> str:
-    """Ask what every command asks before its work; return the command line as it is published:
-    with files by their names, without their folders.
+def begin(ctx: typer.Context, more: Places | None = None, whole: str | None = None) -> str:
+    """Refuse an output that is an input or another output, by whatever name it is called; return
+    the command line as it is published: with files by their names, without their folders.
 
-    ``outputs``: beside ``--csv``. Errors: UsageError.
+    ``more``: files that no option names; ``whole``: a folder that is replaced as a whole.
+    Errors: UsageError.
     """
-    given = ctx.params
-    if given["as_json"] and given["csv"] == STDOUT:
+    if ctx.params["as_json"] and ctx.params["csv"] == STDOUT:
         raise UsageError("--json and --csv - both want standard output; leave one out")
-    csv = None if given["csv"] == STDOUT else given["csv"]
-    require_apart(inputs, {"--csv": csv, **outputs}, replaced)
-    values = [
-        v for value in given.values() for v in (value if isinstance(value, list) else [value])
+    given = {"--" + name.replace("_", "-"): value for name, value in ctx.params.items()}
+    places = [
+        (option, path)
+        for option, value in [*given.items(), *(more or {}).items()]
+        for path in (value if isinstance(value, list) else [value])
+        if isinstance(path, Path) and path != STDOUT
     ]
-    files = {value for value in values if isinstance(value, Path)}
+    for (option, path), (other, there) in permutations(places, 2):
+        inside = option == whole and _real(path) in _real(there).parents
+        if option.split(" ")[0] not in INPUTS and (inside or _same(path, there)):
+            raise UsageError(
+                f"an output is no input and no other output: {other} {str(there)!r} "
+                f"{'lies in' if inside else 'is'} {option} {str(path)!r}; name another place "
+                f"with {option}"
+            )
+    files = {path for _, path in places}
 
     def published(word: str) -> str:
         head, equals, tail = word.partition("=") if word.startswith("--") else ("", "", word)
         return f"{head}{equals}{Path(tail).name}" if tail and Path(tail) in files else word
 
     return shlex.join(["kvlab", *map(published, ctx.obj)])
-
-
-def require_apart(inputs: Places, outputs: Places, replaced: Places) -> None:
-    """Refuse an output that is an input or another output, by whatever name it is called.
-
-    ``replaced``: outputs that are folders and are replaced as a whole. Errors: UsageError.
-    """
-    written = {option: path for option, path in (replaced | outputs).items() if path}
-    named = written | {option: path for option, path in inputs.items() if path}
-    for option, path in written.items():
-        for other, there in named.items():
-            inside = option in replaced and _real(path) in _real(there).parents
-            if option != other and (inside or _same(path, there)):
-                how = "lies in" if inside else "is"
-                raise UsageError(
-                    f"an output is no input and no other output: {other} {str(there)!r} {how} "
-                    f"{option} {str(path)!r}; name another place with {option}"
-                )
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -181,44 +108,30 @@ class Table:
     most: int | None = None
     thousands: bool = False
 
-    def text(self) -> str:
-        """Aligned lines."""
-        rows, first, left_out = self._cells()
-        columns = []
-        for cells, right in zip(zip(*rows, strict=True), self._right(), strict=True):
-            width = max(map(len, cells))
-            columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in cells])
-        lines = ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
-        return "\n".join([*lines[: first + 1], *left_out, *lines[first + 1 :]])
+    def rows(self) -> list[list[str]]:
+        """The names, then the rows; where rows are left out, a single cell that says so."""
+        rows: list[Sequence[object]] = list(zip(*self.columns.values(), strict=True))
+        most = self.most or len(rows)
+        if len(rows) > most:
+            gap = f"... {len(rows) - most:,} more rows; --csv writes all ..."
+            rows = [*rows[: (most + 1) // 2], [gap], *rows[len(rows) - most // 2 :]]
+        return [list(self.columns), *([self._cell(value) for value in row] for row in rows)]
 
-    def drawn(self) -> "tuple[RichTable | str, ...]":
-        """The same for a terminal, and below it what is left out."""
-        from rich.box import SIMPLE_HEAD
-        from rich.table import Table as RichTable
-
-        (head, *rows), first, left_out = self._cells()
-        made = RichTable(box=SIMPLE_HEAD)
-        for name, right in zip(head, self._right(), strict=True):
-            made.add_column(name, justify="right" if right else "left", no_wrap=True)
-        for i, row in enumerate(rows, 1):
-            made.add_row(*row, end_section=bool(left_out) and i == first)
-        return made, *left_out
-
-    def _cells(self) -> tuple[list[list[str]], int, list[str]]:
-        """The rows that are shown, names first; how many before a gap; what the gap says."""
-        rows = list(zip(*self.columns.values(), strict=True))
-        most = len(rows) if self.most is None else min(self.most, len(rows))
-        first = (most + 1) // 2
-        shown = [list(self.columns)]
-        shown += [
-            list(map(self._cell, row)) for row in rows[:first] + rows[len(rows) - most + first :]
-        ]
-        gap = [f"... {len(rows) - most:,} more rows; --csv writes all ..."]
-        return shown, first, gap if most < len(rows) else []
-
-    def _right(self) -> list[bool]:
+    def to_the_right(self) -> list[bool]:
         """Which columns hold numbers."""
         return [{type(v) for v in c} <= {int, float, type(None)} for c in self.columns.values()]
+
+    def __str__(self) -> str:
+        rows, right = self.rows(), self.to_the_right()
+        whole = [row for row in rows if len(row) == len(right)]
+        widths = [max(map(len, cells)) for cells in zip(*whole, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if number else cell.ljust(width)
+                for cell, width, number in zip(row, widths, right, strict=False)
+            ).rstrip()
+            for row in rows
+        )
 
     def _cell(self, value: object) -> str:
         if value is None:
@@ -242,14 +155,9 @@ def records(columns: Columns) -> list[dict[str, object]]:
 
 
 def layout_facts(layout: "DcpLayout") -> dict[str, int]:
-    """A layout as plain values for JSON: its four sizes, and what follows from them."""
-    return {
-        **asdict(layout),
-        "widened_page_size": layout.widened_page_size,
-        "slot_end": layout.slot_end,
-        "rows_per_rank": layout.rows_per_rank,
-        "capacity_tokens": layout.capacity_tokens,
-    }
+    """A layout as plain values for JSON: its sizes, and what follows from them."""
+    derived = ("widened_page_size", "slot_end", "rows_per_rank", "capacity_tokens")
+    return asdict(layout) | {name: getattr(layout, name) for name in derived}
 
 
 def deliver(
@@ -262,19 +170,15 @@ def deliver(
 
     Errors: KvlabError when a file cannot be written, after the rest was printed: the work is done.
     """
-    failed: KvlabError | None = None
     csv: Path | None = ctx.params["csv"]
-    if csv is not None:
-        try:
+    try:
+        if csv is not None:
             write_csv(table(), csv)
-        except KvlabError as error:
-            failed = error
-    if ctx.params["as_json"]:
-        _put(json.dumps(document(), indent=1, allow_nan=False) + "\n")
-    elif csv != STDOUT:
-        say(text())
-    if failed is not None:
-        raise failed
+    finally:
+        if ctx.params["as_json"]:
+            _put(json.dumps(document(), indent=1, allow_nan=False) + "\n")
+        elif csv != STDOUT:
+            say(text())
 
 
 def write_csv(columns: Columns, out: Path) -> None:
@@ -290,10 +194,7 @@ def write_csv(columns: Columns, out: Path) -> None:
 
 
 def write_file(content: bytes, out: Path, what: str, option: str) -> None:
-    """Write ``content`` to the file ``out``, whole or not at all.
-
-    Errors: KvlabError, which says that ``what`` cannot be written and to change ``option``.
-    """
+    """Write ``content`` to the file ``out``, whole or not at all. Errors: KvlabError."""
     try:
         with whole_file(out) as part:
             part.write_bytes(content)
@@ -306,18 +207,29 @@ def write_file(content: bytes, out: Path, what: str, option: str) -> None:
 
 def say(parts: Sequence[str | Table]) -> None:
     """Print lines and tables: plain, or drawn where standard output is a terminal."""
-    plain = [part if isinstance(part, str) else part.text() for part in parts]
     if sys.stdout is None or not sys.stdout.isatty():
-        _put("\n".join(plain) + "\n")
+        _put("\n".join(map(str, parts)) + "\n")
         return
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
+    from rich.table import Table as RichTable
 
     console = Console()
-    for part, text in zip(parts, plain, strict=True):
-        if isinstance(part, Table) and 2 * len(part.columns) + text.index("\n") < console.width:
-            console.print(*part.drawn(), sep="\n", highlight=False)
-        else:
+    for part in parts:
+        text = str(part)
+        if isinstance(part, str) or 2 * len(part.columns) + text.index("\n") >= console.width:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+            continue
+        drawn, below = RichTable(box=SIMPLE_HEAD), list[str]()
+        for name, right in zip(part.columns, part.to_the_right(), strict=True):
+            drawn.add_column(name, justify="right" if right else "left", no_wrap=True)
+        for row in part.rows()[1:]:
+            if row[0].startswith("... "):  # rich has no cell over all columns
+                drawn.add_section()
+                below = row
+            else:
+                drawn.add_row(*row)
+        console.print(drawn, *below, sep="\n", highlight=False)
 
 
 def note(sentence: str) -> None:
@@ -326,15 +238,24 @@ def note(sentence: str) -> None:
 
 
 def _put(text: str) -> None:
-    """Write to standard output piece by piece.
+    """Write to standard output piece by piece; without one (``>&-``) write nothing.
 
     With ``PYTHONUNBUFFERED`` set, Python drops what a closed pipe has not taken of *one* write and
-    says nothing; the next write is told. Without a standard output (``>&-``) nothing is written.
+    says nothing; the next write is told.
     """
-    if sys.stdout is None:
-        return
-    for at in range(0, len(text), PIECE):
+    for at in range(0, 0 if sys.stdout is None else len(text), PIECE):
         sys.stdout.write(text[at : at + PIECE])
+
+
+@contextmanager
+def kept(cache: Path | None, what: str) -> Iterator[None]:
+    """Say, when a long run is interrupted, where its finished ``what`` are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if cache is not None:
+            note(f"\nfinished {what} are kept in {cache}")
+        raise
 
 
 @contextmanager

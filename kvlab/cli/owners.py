@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from kvlab.cli import output
-from kvlab.cli.output import Json, Table, option
+from kvlab.cli.options import DcpSize, Json, PageSize, csv_option, numbers, option
+from kvlab.cli.output import Table
 from kvlab.errors import StudyError
 
 EPILOG = """\b
@@ -21,29 +22,23 @@ MOST_POSITIONS = 10_000_000
 
 def run(
     ctx: typer.Context,
-    dcp_size: output.DcpSize = 4,
-    page_size: output.PageSize = 2,
+    dcp_size: DcpSize = 4,
+    page_size: PageSize = 2,
     num_pages: Annotated[
-        int | None,
-        option("N", "Pages of the pool (default: 16, or as many as the run needs)."),
+        int | None, option("N", "Pages of the pool (16, or as many as the run needs).")
     ] = None,
     interleave: Annotated[int, option("I", "Slots in a row that one rank stores; divides P.")] = 1,
     start: Annotated[int, option("K", "First position.", min=0)] = 0,
     length: Annotated[
-        int | None,
-        option("L", "Positions (default: to the end of the pages, or two pages).", min=1),
+        int | None, option("L", "Positions (to the end of the pages, or two pages).", min=1)
     ] = None,
     pages: Annotated[
         Sequence[int] | None,
-        option(
-            "LIST",
-            "Pages of the request in the order of positions, e.g. 3,1,2 (default: 1,2,...).",
-            parser=output.sizes,
-        ),
+        option("LIST", "Pages in the order of positions (1,2,...).", parser=numbers(int)),
     ] = None,
     as_json: Json = False,
-    csv: Annotated[Path | None, output.csv_option("one row a position")] = None,
-) -> int:
+    csv: Annotated[Path | None, csv_option("one row a position")] = None,
+) -> None:
     """Who owns which slot of a request, and in which row.
 
     Shows, for a run of positions of one request, the slot of each position, the rank that owns it,
@@ -51,11 +46,11 @@ def run(
     if it were used as a row without being localized: the right row, another slot's row, or no row
     at all.
     """
+    line = output.begin(ctx)
     from kvlab.index import DcpLayout
     from kvlab.lab.origin import collect_origin
     from kvlab.lab.owners import OwnerStudy
 
-    line = output.begin(ctx, {}, {}, {})
     output.require_ranks(dcp_size, "use fewer ranks")
     page = DcpLayout(dcp_size, page_size, 1, interleave)
     if length is None:
@@ -79,8 +74,8 @@ def run(
     def text() -> list[str | Table]:
         hits = ", ".join(f"{count:,} {name}" for name, count in raw.items())
         return [
-            f"{lay.dcp_size} ranks, pages of {lay.page_size} rows a rank and "
-            f"{lay.widened_page_size} slots, interleave {lay.interleave}\n",
+            f"{dcp_size} ranks, pages of {page_size} rows a rank and {lay.widened_page_size} "
+            f"slots, interleave {interleave}\n",
             Table(columns, MOST_ROWS),
             "",
             Table(lens, MOST_ROWS),
@@ -100,4 +95,3 @@ def run(
         }
 
     output.deliver(ctx, text, document, lambda: columns)
-    return 0

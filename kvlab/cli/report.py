@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from kvlab.cli import output
-from kvlab.cli.output import STDOUT, UsageError, option
+from kvlab.cli.options import STDOUT, Json, csv_option, option
+from kvlab.cli.output import UsageError
 from kvlab.errors import KvlabError
 
 EPILOG = """\b
@@ -25,17 +26,14 @@ def run(
     trace: Annotated[Path | None, option("FILE", "A trace, for the workload that ships.")] = None,
     jobs: Annotated[int | None, option("N", "Notebooks at a time (as many as cores).")] = None,
     notebooks: Annotated[
-        list[Path] | None,
-        option("PATH...", "Notebooks, or folders of them (all)."),
+        list[Path] | None, option("PATH...", "Notebooks, or folders of them (all).")
     ] = None,
     more: Annotated[
         list[Path] | None, typer.Argument(hidden=True, metavar="--notebooks PATH")
     ] = None,
-    as_json: Annotated[
-        bool, option(None, "Print the manifest on standard output.", "--json")
-    ] = False,
-    csv: Annotated[Path | None, output.csv_option("one row a figure")] = None,
-) -> int:
+    as_json: Json = False,
+    csv: Annotated[Path | None, csv_option("one row a figure")] = None,
+) -> None:
     """Execute the notebooks and write the report.
 
     The report is a folder that works offline: each notebook as HTML, every figure as SVG, PDF and
@@ -46,13 +44,8 @@ def run(
         raise UsageError(
             f"a report takes options alone: got {str(more[0])!r}; did you mean --notebooks?"
         )
-    paths = [*(notebooks or ()), *(more or ())]
-    output.begin(
-        ctx,
-        {"--trace": trace, **{f"--notebooks {path}": path for path in paths}},
-        {},
-        {"--out": out},
-    )
+    ctx.params["notebooks"] = paths = [*(notebooks or ()), *(ctx.params.pop("more") or ())]
+    output.begin(ctx, whole="--out")
     from kvlab.report import NotebookFailed, build_report, unused_trace
 
     if trace is None and (note := unused_trace()) is not None:
@@ -72,7 +65,6 @@ def run(
         else:
             print(f"report: {report.folder / 'index.html'}")
     if csv is not None:
-        names = ("name", "notebook", "title", "definition")
         figures: Any = report.manifest["figures"]
+        names = ("name", "notebook", "title", "definition")
         output.write_csv({name: [figure[name] for figure in figures] for name in names}, csv)
-    return 0

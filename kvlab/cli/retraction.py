@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kvlab.cli import output
-from kvlab.cli.output import Json, Table, option
+from kvlab.cli.options import Cache, Jobs, Json, csv_option, numbers, option, out_file
+from kvlab.cli.output import Table, UsageError
 from kvlab.errors import StudyError
 
 if TYPE_CHECKING:
@@ -27,29 +28,28 @@ examples:
 """
 # Below this many simulated requests, starting processes takes longer than the work itself.
 SHORT = 100_000
-ENDINGS = (".pdf", ".svg", ".png")
+CONCURRENCY, MODEL, SIZES = 128, "Kimi-Linear-48B-A3B", (1, 2, 4, 8, 16)
 node = partial(option, rich_help_panel="By what node")
 picture = partial(option, rich_help_panel="The picture")
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8_dsa_656"]
-CONCURRENCY, MODEL, SIZES = 128, "Kimi-Linear-48B-A3B", "1,2,4,8,16"
+Restore, HostFull = Literal["backup", "recompute"], Literal["abort", "recompute"]
 
 
 def seconds(text: str) -> float:
     """One finite time above 0 seconds. Errors: BadParameter."""
-    found = output.amounts(text)
+    found = numbers(float)(text)
     if len(found) != 1:
         raise typer.BadParameter(f"must be one number of seconds: got {text!r}")
-    return found[0]
+    return float(found[0])
 
 
 def figure_file(text: str) -> Path:
-    """The path ``text`` if a picture can be made there. Errors: BadParameter, before any work."""
-    if Path(text).suffix not in ENDINGS:
+    """The path ``text`` if a picture can be made there. Errors: BadParameter."""
+    if Path(text).suffix not in (".pdf", ".svg", ".png"):
         raise typer.BadParameter(
-            f"OUT ends in {', '.join(ENDINGS)}, which says what is drawn: got {text!r}; name a "
-            f"file with one of these"
+            f"OUT ends in .pdf, .svg, .png, which says what is drawn: got {text!r}"
         )
-    return output.out_file(text)
+    return out_file(text)
 
 
 def run(
@@ -72,32 +72,25 @@ def run(
         str | None,
         node(
             "FIELDS",
-            "A model of yours: mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64 and, "
-            "if you like, name=...; or a .json file with these.",
+            "A model of yours: mla_layers=40,kv_lora_rank=384,qk_rope_head_dim=64 and, if you "
+            "like, name=...; or a .json file with these.",
         ),
     ] = None,
     dtype: Annotated[Dtype, node(None, "Storage of a row.")] = "bf16",
     dcp_sizes: Annotated[
-        Sequence[int] | None, node("LIST", f"DCP sizes ({SIZES}).", parser=output.sizes)
+        Sequence[int] | None, node("LIST", "DCP sizes (1,2,4,8,16).", parser=numbers(int))
     ] = None,
     budgets: Annotated[
         Sequence[float] | None,
-        node(
-            "LIST",
-            "GiB of KV memory a rank (four around what the workload needs).",
-            parser=output.amounts,
-        ),
+        node("LIST", "GiB of KV memory a rank (four around the need).", parser=numbers(float)),
     ] = None,
     page_size: Annotated[int, node("P", "Rows of one page.")] = 64,
-    restore: Annotated[
-        Literal["backup", "recompute"], node(None, "How a retracted request comes back.")
-    ] = "backup",
+    restore: Annotated[Restore, node(None, "How a retracted request comes back.")] = "backup",
     host_gib: Annotated[
         float | None, node("G", "GiB of host memory for all backups (no bound).", min=0)
     ] = None,
     host_full: Annotated[
-        Literal["abort", "recompute"] | None,
-        node(None, "What becomes of a request whose backup does not fit there (abort)."),
+        HostFull | None, node(None, "What becomes of a request without a backup there (abort).")
     ] = None,
     reserved_decode_tokens: Annotated[
         int, node("N", "Room kept for each running request when another enters.", min=0)
@@ -105,13 +98,12 @@ def run(
     force_retract_interval: Annotated[
         int | None, node("N", "Retract a request every N-th forward (when memory is short).", min=1)
     ] = None,
-    jobs: output.Jobs = None,
-    cache: output.Cache = None,
+    jobs: Jobs = None,
+    cache: Cache = None,
     as_json: Json = False,
-    csv: Annotated[Path | None, output.csv_option("one row a DCP size and memory budget")] = None,
+    csv: Annotated[Path | None, csv_option("one row a DCP size and memory budget")] = None,
     figure: Annotated[
-        Path | None,
-        picture("OUT", "Draw the counts into OUT, a .pdf, .svg or .png.", parser=figure_file),
+        Path | None, picture("OUT", "Draw the counts: a .pdf, .svg or .png.", parser=figure_file)
     ] = None,
     columns: Annotated[
         Literal["1", "2"] | None, picture(None, "As wide as so many columns of a paper (1).")
@@ -120,7 +112,7 @@ def run(
         Literal["inside", "beside"] | None,
         picture(None, "Inside the picture, or beside it in a .txt (inside)."),
     ] = None,
-) -> int:
+) -> None:
     """How often a decode node retracts, over DCP sizes and memory budgets.
 
     Simulates a decode node that serves a workload, once for each DCP size and memory budget, and
@@ -130,20 +122,12 @@ def run(
     killed goes on where it stopped.
     """
     if open_loop and concurrency is not None:
-        raise output.UsageError(
-            "--open-loop has no bound: got --concurrency as well; leave one out"
-        )
+        raise UsageError("--open-loop has no bound: got --concurrency as well; leave one out")
     if model is not None and geometry is not None:
-        raise output.UsageError(
-            "--geometry is a model of yours: got --model as well; leave one out"
-        )
+        raise UsageError("--geometry is a model of yours: got --model as well; leave one out")
     beside = figure.with_suffix(".txt") if figure is not None and caption == "beside" else None
-    line = output.begin(
-        ctx,
-        {"--trace": trace, "--geometry": None if geometry is None else Path(geometry)},
-        {"--figure": figure, "--caption beside": beside, "--cache": cache},
-        {},
-    )
+    own = None if geometry is None else Path(geometry)
+    line = output.begin(ctx, {"--geometry": own, "--caption beside": beside})
     for name, value in (("--columns", columns), ("--caption", caption)):
         if figure is None and value is not None:
             raise StudyError(
@@ -174,7 +158,7 @@ def run(
         workload=workload,
         model=served,
         dtype=dtype,
-        dcp_sizes=tuple(dcp_sizes or output.sizes(SIZES)),
+        dcp_sizes=tuple(dcp_sizes or SIZES),
         budgets_gib=tuple(budgets),
         page_size=page_size,
         concurrency=at_once,
@@ -187,13 +171,8 @@ def run(
     )
     if jobs is None and len(study.workload) * len(study.points()) < SHORT:
         jobs = 1
-    try:
-        with output.progress("row") as told:
-            table = study.run(jobs=jobs, cache=cache, progress=told, note=output.note)
-    except KeyboardInterrupt:
-        if cache is not None:
-            output.note(f"\nfinished rows are kept in {cache}")
-        raise
+    with output.kept(cache, "rows"), output.progress("row") as told:
+        table = study.run(jobs=jobs, cache=cache, progress=told, note=output.note)
     origin = collect_origin(line, None, study.parameters(), "cpu")
     found = output.columns_of(table)
 
@@ -213,7 +192,6 @@ def run(
             _draw(table, origin, figure, columns == "2", beside)
     if not table[["retractions", "aborted"]].to_numpy().any():
         output.note(_hint(study))
-    return 0
 
 
 def _draw(
@@ -253,6 +231,7 @@ def _text(study: "RetractionStudy", table: "pd.DataFrame") -> list[str | Table]:
 
 
 def _hint(study: "RetractionStudy") -> str:
+    """What to lower where nothing was retracted: not so far that the longest request aborts."""
     from kvlab.lab.retraction import least_budget
 
     least = least_budget(study.workload, study.model, study.dtype) / min(study.dcp_sizes)

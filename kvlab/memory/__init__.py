@@ -3,10 +3,8 @@
 What changes has an ``audit()``, which returns its broken laws.
 """
 
-from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.allocator import PagedTokenToKVPoolAllocator
-from kvlab.memory.arena import HostArena
-from kvlab.memory.backup import KvBackup, StateBackup
+from kvlab.memory.backup import HostArena, HostTransfer, KvBackup, PendingCopy, StateBackup
 from kvlab.memory.geometry import (
     ModelGeometry,
     geometry,
@@ -15,17 +13,11 @@ from kvlab.memory.geometry import (
     plan_pool,
 )
 from kvlab.memory.hybrid import HybridLinearKVPool
-from kvlab.memory.pool import MLATokenToKVPool, ReplicatedKVPool
+from kvlab.memory.pool import MLATokenToKVPool, ReplicatedKVPool, back_up_ranks, restore_ranks
 from kvlab.memory.published import load_published
 from kvlab.memory.req_to_token import ReqToTokenPool
 from kvlab.memory.state_pool import StatePool
-from kvlab.memory.transfer import (
-    CudaStreams,
-    HostTransfer,
-    PendingCopy,
-    StagedTransfer,
-    default_transfer,
-)
+from kvlab.memory.transfer import CudaStreams, StagedTransfer, default_transfer
 from kvlab.memory.unified import PageTable, UnifiedKVPool
 
 __all__ = [

@@ -1,8 +1,5 @@
 """The paged allocator: widened pages of ``W = page_size * dcp_size`` slots; page 0 stays put.
 
-It wraps one layout and knows nothing of ranks: every rank runs the same allocator on the same
-numbers. Freed pages go to the front and are reused first.
-
 Worked example, W = 8: ``alloc_extend`` of 10 tokens gives slots 8..15 and 16, 17; the next decode
 slots are 18, 19, ...; at position 24 ``alloc_decode`` opens another page.
 
@@ -10,7 +7,6 @@ Source: SGLang ``mem_cache/allocator/paged.py``, ``base.py``.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -19,11 +15,12 @@ from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, merge_touching, pages_of_free
 from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.spaces import as_ids, require_within
-from kvlab.show import Cell, cut, facts, html, span, strip
 
 
 class PagedTokenToKVPoolAllocator:
-    """Hands out widened slots of ``layout``. All counts are tokens unless a name says pages."""
+    """Hands out widened slots of ``layout``; freed pages first. All counts are tokens unless a name
+    says pages. It knows nothing of ranks: every rank runs the same allocator on the same numbers.
+    """
 
     def __init__(self, layout: DcpLayout, device: str | torch.device = "cpu") -> None:
         require_layout(layout)
@@ -40,20 +37,6 @@ class PagedTokenToKVPoolAllocator:
     def used_pages(self) -> int:
         """Pages that are handed out."""
         return self.layout.num_pages - len(self._free)
-
-    def alloc(self, tokens: int) -> Tensor | None:
-        """Whole pages: int64 ``(tokens,)`` slots, or None when short.
-
-        Errors: PoolError unless ``tokens`` is a multiple of W.
-        """
-        require_int("tokens", tokens, 0, "tokens to allocate")
-        if tokens % self.page_size:
-            raise PoolError(
-                f"alloc hands out whole pages of {self.page_size} slots: got {tokens} tokens; "
-                f"use {-(-tokens // self.page_size) * self.page_size}, or alloc_extend"
-            )
-        pages = self._take(tokens // self.page_size)
-        return None if pages is None else self._slots(pages)
 
     def alloc_extend(self, prefix_len: int, seq_len: int, last_loc: int = -1) -> Tensor | None:
         """Slots of positions ``prefix_len .. seq_len-1`` of one request, or None when short.
@@ -90,20 +73,22 @@ class PagedTokenToKVPoolAllocator:
         for n, last in zip(seq_lens, last_locs, strict=True):
             require_int("seq_len", n, 1, "positions of a request, its new token included")
             lasts.append(self._require_last(last, n - 1))
-        opening = [i for i, n in enumerate(seq_lens) if (n - 1) % self.page_size == 0]
-        inside = [x for x, n in zip(lasts, seq_lens, strict=True) if (n - 1) % self.page_size]
+        opening = [(n - 1) % self.page_size == 0 for n in seq_lens]
+        inside = [last for last, opens in zip(lasts, opening, strict=True) if not opens]
         if len(set(inside)) != len(inside):
             twice = next(last for last in inside if inside.count(last) > 1)
             raise PoolError(
                 f"a slot goes to one request: two of the {len(lasts)} requests name last_loc "
                 f"{twice}, so both would get slot {twice + 1}; read each from its own row"
             )
-        pages = self._take(len(opening))
+        pages = self._take(sum(opening))
         if pages is None:
             return None
-        out = [last + 1 for last in lasts]
-        for i, page in zip(opening, pages, strict=True):
-            out[i] = page * self.page_size
+        heads = iter(pages)
+        out = [
+            next(heads) * self.page_size if opens else last + 1
+            for last, opens in zip(lasts, opening, strict=True)
+        ]
         return torch.tensor(out, dtype=torch.int64, device=self.device)
 
     def free(self, ids: Tensor) -> None:
@@ -125,9 +110,9 @@ class PagedTokenToKVPoolAllocator:
             row: int64 or int32 ``(n,)``, the request's slots from position 0.
             ranges: half-open position ranges; each merged one must begin on a widened page.
 
-        Errors: IndexSpaceError for a range that shares a page with another or begins inside a
-        page; PoolError for a range past the row, for a row that does not begin its pages with
-        their first slot, and when a page is free already. Then nothing is freed.
+        Errors: IndexSpaceError for a range that shares a page with another or begins inside one;
+        PoolError for a range past the row, a row that does not begin its pages with their first
+        slot, and when a page is free already. Then nothing is freed.
         """
         slots = as_ids(row, "row")
         merged = merge_touching(ranges)
@@ -159,26 +144,8 @@ class PagedTokenToKVPoolAllocator:
         return broken
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.layout.num_pages - self.used_pages} of "
-            f"{self.layout.num_pages} pages free, {self.available_size()} tokens, "
-            f"W={self.page_size})"
-        )
-
-    def _repr_html_(self) -> str:
-        """Free pages and those handed out, in runs, for a notebook cell."""
-        pages = range(1, self.layout.num_pages + 1)
-        told = [
-            ("layout", self.layout.in_words()),
-            ("pages", f"{len(self._free):,} of {len(pages):,} free"),
-            ("tokens that fit", f"{self.available_size():,} of {self.layout.capacity_tokens:,}"),
-        ]
-        runs = [(free, list(run)) for free, run in groupby(pages, self._is_free.__getitem__)]
-        columns = [
-            run and (span(run[1][0], run[1][-1] + 1), "free" if run[0] else Cell("out", color=0))
-            for run in cut(runs)
-        ]
-        return html(facts("Paged allocator", told), strip("Its pages", ("pages", "state"), columns))
+        pages = f"{len(self._free)} of {self.layout.num_pages} pages free"
+        return f"{type(self).__name__}({pages}, W={self.page_size})"
 
     def _take(self, count: int) -> list[int] | None:
         if count > len(self._free):
@@ -192,8 +159,8 @@ class PagedTokenToKVPoolAllocator:
         for page in pages:
             if not 1 <= page <= self.layout.num_pages:
                 raise PoolError(
-                    f"a page must lie in [1, {self.layout.num_pages}]: got {page}; the row names "
-                    f"a slot that was never handed out"
+                    f"a page must lie in [1, {self.layout.num_pages}]: got {page}; the row names a "
+                    f"slot that was never handed out"
                 )
             if self._is_free[page]:
                 raise PoolError(
@@ -215,13 +182,13 @@ class PagedTokenToKVPoolAllocator:
         last_loc = require_index("last_loc", last_loc)
         if prefix_len == 0:
             return last_loc
-        if (last_loc + 1) % self.page_size != prefix_len % self.page_size or last_loc < 0:
+        page, offset = divmod(last_loc, self.page_size)
+        if offset != (prefix_len - 1) % self.page_size or last_loc < 0:
             raise PoolError(
                 f"last_loc must be the slot of position {prefix_len - 1}: got {last_loc}, whose "
-                f"offset {last_loc % self.page_size} in its page of {self.page_size} is not "
+                f"offset {offset} in its page of {self.page_size} is not "
                 f"{(prefix_len - 1) % self.page_size}; read it from req_to_token"
             )
-        page = last_loc // self.page_size
         if not 1 <= page <= self.layout.num_pages or self._is_free[page]:
             raise PoolError(
                 f"last_loc must lie in a page that is handed out: got {last_loc} in page {page} "

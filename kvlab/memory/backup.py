@@ -1,34 +1,237 @@
-"""The host copy of a retracted request's KV on one rank: made once, restored once.
+"""What of a request is on the host: memory for it, the copies there and back, one rank's backup.
 
-A backup remembers how it was made (layout, rank, space, first position, count), so that it can
+Fresh memory costs a page fault every 4 KiB, which is most of the time of a naive backup: the arena
+keeps the blocks that spent backups give back. A backup remembers how it was made, so that it can
 refuse every place it does not belong to *before* a byte is written. Its sums are looked at while it
-is written: a backup that changed on the host raises, and the new rows then hold no request.
+is written: if it changed on the host, the restore raises, and the new rows hold no request.
 """
 
+import hashlib
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kvlab import ops
-from kvlab.errors import BackupError
-from kvlab.index import DcpLayout, PhysicalRows
-from kvlab.memory.arena import HostArena
-from kvlab.memory.transfer import PendingCopy, checksum_of
-from kvlab.show import Cell, elements, facts, html, many, size, span, strip
+from kvlab.errors import BackupError, PoolError
+from kvlab.index import PhysicalRows
+from kvlab.index.layout import require_int
 
-_DISCARDED = "discarded"
+# Blocks are whole multiples of this, so that requests of similar length fit each other's blocks.
+_GRAIN = 2 * 2**20
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class StateBackup:
-    """Recurrent state of one request on the host: ``conv`` and ``temporal``, all layers.
+@dataclass(slots=True, eq=False)
+class HostArena:
+    """At most ``capacity_bytes`` of host memory (None: no bound); ``pinned`` for CUDA copies.
 
-    ``checksum`` is that of the two parts when the backup was made.
+    Torch takes pinned memory in powers of two and keeps what is freed. So pinned blocks are powers
+    of two here, which the bound then counts whole, and torch is told to let go of dropped ones.
     """
 
-    conv: Tensor
-    temporal: Tensor
+    capacity_bytes: int | None = None
+    pinned: bool = False
+    grain: int = _GRAIN
+    _idle: list[Tensor] = field(default_factory=list, repr=False)
+    _lent: dict[int, Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        require_int("grain", self.grain, 1, "bytes that block sizes are rounded up to")
+        if self.capacity_bytes is not None:
+            require_int("capacity_bytes", self.capacity_bytes, 0, "bytes of host memory")
+        if self.pinned and not torch.cuda.is_available():
+            raise BackupError("pinned host memory needs a CUDA device; use pinned=False")
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes of blocks that live backups hold."""
+        return sum(block.numel() for block in self._lent.values())
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of blocks that wait for the next backup."""
+        return sum(block.numel() for block in self._idle)
+
+    def take(self, nbytes: int) -> Tensor | None:
+        """A uint8 block of at least ``nbytes``, or None when the bound would be passed.
+
+        The smallest idle block of at most twice the size is reused; else idle blocks are dropped,
+        the oldest first, until a new one fits. Errors: BackupError when the machine has no memory.
+        """
+        size = max(1, -(-nbytes // self.grain)) * self.grain
+        if self.pinned:
+            size = 1 << (size - 1).bit_length()
+        fitting = [i for i, block in enumerate(self._idle) if size <= block.numel() <= 2 * size]
+        if fitting:
+            block = self._idle.pop(min(fitting, key=lambda i: self._idle[i].numel()))
+        else:
+            if self.capacity_bytes is not None:
+                room = self.capacity_bytes - self.lent_bytes - size
+                if room < 0:
+                    return None
+                self._drop_idle(room)
+            block = self._new(size)
+        self._lent[block.data_ptr()] = block
+        return block
+
+    def give(self, block: Tensor) -> None:
+        """Take a block back. Errors: BackupError for one that is not lent (given back twice)."""
+        # The block itself, not another view of its memory: that could be shorter.
+        if self._lent.get(block.data_ptr()) is not block:
+            raise BackupError(
+                f"only a lent block can be given back: got a block of {block.numel()} bytes that "
+                f"is not among the {len(self._lent)} lent ones; a backup gives its block back once"
+            )
+        self._idle.append(self._lent.pop(block.data_ptr()))
+
+    def audit(self) -> list[str]:
+        """The broken laws: blocks are lent or idle, never both, and keep under the bound."""
+        broken = []
+        both = {block.data_ptr() for block in self._idle} & set(self._lent)
+        if both:
+            broken.append(f"{len(both)} host blocks are lent and idle at once")
+        total = self.lent_bytes + self.idle_bytes
+        if self.capacity_bytes is not None and total > self.capacity_bytes:
+            broken.append(f"the arena holds {total} bytes, bound {self.capacity_bytes}")
+        return broken
+
+    def _new(self, size: int) -> Tensor:
+        try:
+            with torch.inference_mode(False):  # to be written to outside of it as well
+                return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+        except RuntimeError as error:
+            raise BackupError(
+                f"a block of host memory must fit the machine: {size} bytes were refused; bound "
+                f"the arena lower than capacity_bytes={self.capacity_bytes}"
+            ) from error
+
+    def _drop_idle(self, room: int) -> None:
+        held = len(self._idle)
+        while self.idle_bytes > room:
+            del self._idle[0]
+        if self.pinned and len(self._idle) < held:
+            # Gives freed pinned memory back to the system; by the name that this torch has for it.
+            release: Any = getattr(torch.accelerator, "empty_host_cache", None)
+            (release or torch._C._host_emptyCache)()  # type: ignore[attr-defined]
+
+
+def default_arena(buffer: Tensor) -> HostArena:
+    """The arena of a pool that is given none: no bound on the CPU. Pinned memory of a CUDA pool
+    cannot be paged out: at most the bytes of the pool, and a quarter of the machine's memory."""
+    if buffer.device.type != "cuda":
+        return HostArena()
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    bound = min(buffer.nbytes, machine // 4) // _GRAIN * _GRAIN
+    return HostArena(max(_GRAIN, bound), pinned=True)
+
+
+@dataclass(slots=True, eq=False)
+class PendingCopy:
+    """One copy between a pool and the host: in flight, landed, or lost.
+
+    After the event ``ended`` (None: there is none to wait for) ``land`` returns the sums of the
+    copy, or raises what went wrong; called again, after an interrupt, it does the same. Without
+    ``land`` it has landed, and the host memory may be used by others.
+    """
+
+    sums: Tensor | None = None
+    ended: Any = None
+    land: Callable[[], Tensor] | None = field(default=None, repr=False)
+    error: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether all bytes have moved. Never waits."""
+        return self.land is None or (self.ended is not None and bool(self.ended.query()))
+
+    def settle(self) -> None:
+        """Wait until the bytes have moved. What went wrong is kept for ``wait``."""
+        if self.land is None:
+            return
+        if self.ended is not None:
+            self.ended.synchronize()
+        try:
+            self.sums = self.land()
+        except Exception as error:
+            self.error = error
+        # Last: after an interrupt it lands once more, to the same end.
+        self.land = None
+
+    def wait(self) -> Tensor:
+        """The sums of the bytes, once they have moved. Errors: what went wrong, every time."""
+        if self.land is not None:
+            self.settle()
+        if self.error is not None:
+            raise self.error
+        assert self.sums is not None
+        return self.sums
+
+
+class HostTransfer:
+    """Copies on the caller's thread, at once. The contract of all transfers: a pool calls them
+    with rows and host copies that it has checked."""
+
+    def require_pool(self, buffer: Tensor) -> None:
+        """Errors: PoolError for a pool whose rows this transfer cannot copy."""
+        if buffer.device.type != "cpu":
+            raise PoolError(f"a HostTransfer copies rows of the CPU: got a pool on {buffer.device}")
+
+    def back_up(self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int) -> PendingCopy:
+        """Copy ``buffer[:, rows]`` to ``kv`` ``(layers, m, e)`` on the host."""
+        sums, flat, options = plan_copy(kv, page_size)
+        ops.gather_rows(buffer, rows, flat, sums=sums, **options)
+        return PendingCopy(sums)
+
+    def restore(
+        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor
+    ) -> PendingCopy:
+        """Copy ``kv`` to ``buffer[:, rows]``. The bytes are summed as they are written: sums other
+        than ``want`` are an error, here or of the pending copy."""
+        sums, flat, options = plan_copy(kv, page_size)
+        ops.scatter_rows(buffer, rows, flat, sums=sums, **options)
+        return PendingCopy(verified(sums, want, kv))
+
+    def before_write(self) -> None:
+        """What the caller's stream does next may overwrite any row. The host does not wait."""
+
+
+def plan_copy(
+    kv: Tensor, page_size: int, device: torch.device | None = None
+) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """Of a copy ``kv`` ``(layers, m, e)``: zeros for its sums, int64 ``(layers, blocks)``; its flat
+    rows ``(layers * m, e)``; and the sizes that the ops want."""
+    block_rows = ops.summed_rows(page_size)
+    shape = (kv.shape[0], -(-kv.shape[1] // block_rows))
+    sums = torch.zeros(shape, dtype=torch.int64, device=device)
+    return sums, kv.view(-1, kv.shape[2]), {"block_rows": block_rows, "page_size": page_size}
+
+
+def checksum_of(sums: Tensor, kv: Tensor) -> str:
+    """The checksum of a copy ``kv`` from its sums: 32 hexadecimal digits."""
+    values, shape = sums.numpy().tobytes(), f"{tuple(kv.shape)}{kv.dtype}".encode()
+    return hashlib.blake2b(values + shape, digest_size=16).hexdigest()
+
+
+def verified(sums: Tensor, want: Tensor, kv: Tensor) -> Tensor:
+    """The sums of a copy that was written. Errors: BackupError where they are not ``want``."""
+    if not torch.equal(sums, want):
+        raise BackupError(
+            f"the host copy changed since it was made: checksum {checksum_of(sums, kv)}, expected "
+            f"{checksum_of(want, kv)} ({kv.shape[1]} rows); it was written to the new rows, which "
+            f"hold no request: free their slots, discard the backup, recompute the request"
+        )
+    return sums
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateBackup:
+    """Recurrent state of one request on the host, with the checksum it was made with."""
+
+    conv: Tensor = field(repr=False)
+    temporal: Tensor = field(repr=False)
     checksum: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -42,38 +245,25 @@ class StateBackup:
                 f"expected {self.checksum}; do not restore it: recompute the request"
             )
 
-    def __repr__(self) -> str:
-        conv, temporal = tuple(self.conv.shape), tuple(self.temporal.shape)
-        return f"StateBackup(conv {conv}, temporal {temporal}, checksum={self.checksum!r})"
-
     def _sum(self) -> str:
-        parts = (self.conv, self.temporal)
-        # An empty layer axis has no element to view; the shape still counts.
-        flat = (part.contiguous().view(len(part), 1, -1) for part in parts if part.numel())
+        flat = (part.contiguous().view(len(part), 1, -1) for part in (self.conv, self.temporal))
         return "-".join(checksum_of(ops.sum_blocks(part, 1), part) for part in flat)
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class KvBackup:
-    """Rows of one rank for positions ``start .. start+positions-1``.
+    """Rows of one rank for a run of positions: ``kv`` ``(layers, rows, elements)``, stored bytes.
 
-    Fields: ``layout`` and ``rank`` of the pool; ``space`` ("sharded", "replicated", "resolved");
-    ``row_format``: what the bytes of a row mean; ``came_from``: the rows that were copied; ``kv``
-    ``(layers, rows, elements)`` on the host, in the pool's storage dtype; ``page_size``: of the
-    rows; ``arena`` and ``block``: whose memory ``kv`` is; ``made``: the copy that filled it;
-    ``state`` of a hybrid pool.
-
-    Made with ``wait=False`` it is *in flight*: its bytes are on their way, and ``kv`` holds them
-    after ``wait()``. Everything else here that needs them waits by itself.
+    ``came_from``: the rows that were copied; ``space`` of the pool; ``row_format``: what the bytes
+    of a row mean; ``arena`` and ``block``: whose memory ``kv`` is; ``made``: the copy that filled
+    it; ``state`` of a hybrid pool. Made with ``wait=False`` it is *in flight*: ``kv`` holds its
+    bytes after ``wait()``; everything else here that needs them waits by itself.
     """
 
-    layout: DcpLayout
-    rank: int
+    came_from: PhysicalRows
     space: str
     row_format: str
-    came_from: PhysicalRows
     kv: Tensor
-    page_size: int
     arena: HostArena
     block: Tensor
     made: PendingCopy
@@ -81,33 +271,13 @@ class KvBackup:
     _spent: str | None = None
 
     @property
-    def start(self) -> int:
-        """The first position."""
-        return self.came_from.start
-
-    @property
-    def positions(self) -> int:
-        """Positions that all ranks together hold."""
-        return self.came_from.positions
-
-    @property
-    def source(self) -> Tensor:
-        """Which positions this rank holds, counted from ``start``: int64 ``(rows,)``."""
-        return self.came_from.source
-
-    @property
     def rows(self) -> int:
         """Rows of this rank that the backup holds."""
         return int(self.kv.shape[1])
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of KV on the host (state not counted)."""
-        return self.kv.numel() * self.kv.element_size()
-
-    @property
     def sums(self) -> Tensor:
-        """The sums of the bytes that were backed up; waits for them. Errors: as ``wait``."""
+        """The sums of the bytes; waits for them. Errors: as ``wait``."""
         if self.made.sums is not None:
             return self.made.sums
         try:
@@ -119,7 +289,7 @@ class KvBackup:
 
     @property
     def checksum(self) -> str:
-        """Of the bytes that were backed up; waits for them. Errors: as ``wait``."""
+        """32 hexadecimal digits; waits for the bytes. Errors: as ``wait``."""
         return checksum_of(self.sums, self.kv)
 
     @property
@@ -133,30 +303,16 @@ class KvBackup:
         return self.made.done
 
     def wait(self) -> None:
-        """Wait until it is no longer in flight; can be called again. Errors: what the copy met
-        (the backup is then lost, and its host memory given back); BackupError for a discarded
-        one."""
-        if self._spent == _DISCARDED:
+        """Wait until it is no longer in flight. Errors: what the copy met, each time (the backup is
+        then lost, its host memory given back); BackupError for a discarded one."""
+        if self._spent == "discarded":
             self._require_unspent()
         self.sums  # noqa: B018  # which waits
 
-    def verify(self) -> None:
-        """Errors: BackupError when the host copy no longer has the checksum it was made with."""
-        self._require_unspent()
-        found = ops.sum_blocks(self.kv, ops.summed_rows(self.page_size))
-        if not torch.equal(found, self.sums):
-            raise BackupError(
-                f"the host copy changed since it was made: checksum {checksum_of(found, self.kv)}, "
-                f"expected {self.checksum} ({self.rows} rows of rank {self.rank}); do not restore "
-                f"it: recompute the request"
-            )
-
     def discard(self) -> None:
-        """Give the host memory back without restoring. Waits while it is in flight.
-
-        Errors: BackupError when spent."""
+        """Give the host memory back without restoring, once it has landed. Errors: BackupError."""
         self._require_unspent()
-        self.close(_DISCARDED)
+        self.close("discarded")
 
     def close(self, why: str) -> None:
         """Mark as spent and give the host memory back, once nothing is in flight: the block's next
@@ -166,27 +322,24 @@ class KvBackup:
         self._spent = why
         self.arena.give(self.block)
 
-    def require_fits(
-        self,
-        rows: PhysicalRows,
-        buffer: Tensor,
-        belongs: tuple[DcpLayout, int, str, str],
-        first_row: int,
-    ) -> None:
+    def require_fits(self, rows: PhysicalRows, buffer: Tensor, space: str, row_format: str) -> None:
         """Errors: BackupError unless it can be restored now, into these rows of ``buffer``, each of
-        them one row of its own position that can hold a token. ``belongs``: (layout, rank, space,
-        row format) of the pool."""
+        them one row of its own position that can hold a token."""
         self._require_unspent()
         here = self.came_from
-        mine = (self.layout, self.rank, self.space, self.row_format, here.start, here.positions)
-        place = (*belongs, rows.start, rows.positions)
-        if mine != place:
-            at = next(i for i in range(len(place)) if mine[i] != place[i])
-            what, instead = _BELONGS[at]
-            raise BackupError(
-                f"a backup is restored where it belongs: its {what} is {mine[at]}, the place's is "
-                f"{place[at]}; {instead}; nothing was written"
-            )
+        for what, mine, place, instead in (
+            ("layout", here.layout, rows.layout, "restore it into a pool of its own layout"),
+            ("rank", here.rank, rows.rank, "each rank restores its own backup"),
+            ("space", self.space, space, "restore it into the kind of pool it came from"),
+            ("row format", self.row_format, row_format, "the same bytes would mean other values"),
+            ("first position", here.start, rows.start, "pass the slots of the same positions"),
+            ("position count", here.positions, rows.positions, "allocate as many slots as it has"),
+        ):
+            if mine != place:
+                raise BackupError(
+                    f"a backup is restored where it belongs: its {what} is {mine}, the place's is "
+                    f"{place}; {instead}; nothing was written"
+                )
         count = int(rows.ids.shape[0])
         shape = (buffer.shape[0], count, buffer.shape[2])
         if tuple(self.kv.shape) != shape or self.kv.dtype != buffer.dtype:
@@ -198,14 +351,14 @@ class KvBackup:
         # Equal counts are not enough: in a run out of phase each rank has as many rows of other
         # tokens.
         if not here.same_elements(rows):
-            at = int(torch.nonzero(self.source != rows.source)[0])
+            at = int(torch.nonzero(here.source != rows.source)[0])
             raise BackupError(
                 f"a row goes back to its own position: row {at} of the backup is of position "
-                f"{self.start + int(self.source[at])}, of the place of position "
-                f"{self.start + int(rows.source[at])}; new slots must have the owners of the old "
+                f"{here.start + int(here.source[at])}, of the place of position "
+                f"{rows.start + int(rows.source[at])}; new slots must have the owners of the old "
                 f"ones, as slots in page order have; nothing was written"
             )
-        different = torch.unique(rows.ids)
+        different, first_row = torch.unique(rows.ids), rows.layout.first_row
         if len(different) != count:
             raise BackupError(
                 f"each position needs a row of its own: {count} rows, {len(different)} "
@@ -221,42 +374,10 @@ class KvBackup:
     def _require_unspent(self) -> None:
         if self._spent is not None:
             raise BackupError(
-                f"a backup is consumed once: this one ({self.positions} positions of rank "
-                f"{self.rank}) was {self._spent}; back the request up again"
+                f"a backup is consumed once: this one ({self.came_from.positions} positions of "
+                f"rank {self.came_from.rank}) was {self._spent}; back the request up again"
             )
 
     def __repr__(self) -> str:
-        sums = self.made.sums
-        return (
-            f"KvBackup(layout={self.layout}, rank={self.rank}, space={self.space!r}, "
-            f"row_format={self.row_format!r}, start={self.start}, positions={self.positions}, "
-            f"checksum={'in flight' if sums is None else repr(checksum_of(sums, self.kv))}, "
-            f"page_size={self.page_size})"
-        )
-
-    def _repr_html_(self) -> str:
-        """Where it is, and what it holds, for a notebook cell. Waits for nothing."""
-        state = self._spent or ("in flight" if self.made.sums is None else "on the host")
-        told = [
-            ("state", state),
-            ("positions of all ranks", span(self.start, self.start + self.positions)),
-            ("rows of this rank", f"{self.rows:,} of {many(self.positions, 'position')}"),
-            ("copy", f"{size(self.nbytes)} on the host, {self.row_format}, {self.space}"),
-            ("recurrent state", "on the host too" if self.state is not None else "none"),
-            ("layout", self.layout.in_words()),
-        ]
-        held = elements(self.source) or []
-        columns = [pair and (self.start + pair[1], Cell(pair[0], color=self.rank)) for pair in held]
-        rows = strip("Positions that it holds", ("position", "row of the copy"), columns)
-        return html(facts(f"Backup of rank {self.rank} of {self.layout.dcp_size}", told), rows)
-
-
-# What a backup and a place must have in common, and what to do where they differ.
-_BELONGS = (
-    ("layout", "restore it into a pool of its own layout"),
-    ("rank", "each rank restores its own backup"),
-    ("space", "restore it into the kind of pool it came from"),
-    ("row format", "the same bytes would mean other values"),
-    ("first position", "pass the slots of the same positions"),
-    ("position count", "allocate as many slots as it has"),
-)
+        state = self._spent or ("in flight" if self.made.sums is None else self.checksum)
+        return f"KvBackup({self.came_from!r}, {self.space}, {self.row_format}, {state})"

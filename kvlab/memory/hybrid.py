@@ -1,8 +1,6 @@
 """A hybrid pool: MLA rows by token, KDA state by request, under global layer ids.
 
-Only the rows are localized. State slots are request slots and pass through untouched, at every
-DCP size: dividing one by c would restore another request's state.
-
+Only the rows are localized: a state slot divided by c would restore another request's state.
 Source: SGLang ``HybridLinearKVPool``; its CPU copy returns (kv, state or None).
 """
 
@@ -12,9 +10,8 @@ from torch import Tensor
 
 from kvlab.errors import PoolError
 from kvlab.index import PhysicalRows, WidenedSlots
-from kvlab.memory.all_ranks import back_up_ranks, restore_ranks
 from kvlab.memory.backup import KvBackup
-from kvlab.memory.pool import MLATokenToKVPool
+from kvlab.memory.pool import MLATokenToKVPool, back_up_ranks, restore_ranks
 from kvlab.memory.state_pool import StatePool
 
 
@@ -27,15 +24,9 @@ class HybridLinearKVPool:
     def __init__(
         self, full: MLATokenToKVPool, state: StatePool, full_layer_ids: Sequence[int]
     ) -> None:
-        for name, given, kind in (("full", full, MLATokenToKVPool), ("state", state, StatePool)):
-            if not isinstance(given, kind):
-                raise PoolError(
-                    f"a hybrid pool has rows and states: {name} must be of {kind.__name__}, got "
-                    f"{given!r} ({type(given).__name__})"
-                )
         if len(set(full_layer_ids)) != len(full_layer_ids) or len(full_layer_ids) != full.layers:
             raise PoolError(
-                f"full_layer_ids must name each of the {full.layers} MLA layers once: got "
+                f"full_layer_ids must name each of {full.layers} MLA layers once: got "
                 f"{list(full_layer_ids)}"
             )
         self.full, self.state = full, state
@@ -52,13 +43,9 @@ class HybridLinearKVPool:
         return self.full.get_mla_kv_buffer(self._dense_id(layer), rows)
 
     def get_cpu_copy(
-        self,
-        slots: WidenedSlots | PhysicalRows,
-        state_slot: int | None = None,
-        wait: bool = True,
+        self, slots: WidenedSlots | PhysicalRows, state_slot: int | None = None, wait: bool = True
     ) -> KvBackup:
-        """Back up a run of rows and, if named, one request's state. Changes nothing. With
-        ``wait=False`` the rows may be in flight, see the inner pool."""
+        """Back up a run of rows and, if named, one request's state; as ``back_up_ranks``."""
         return back_up_ranks([self.full], slots, self.state, state_slot, wait)[0]
 
     def load_cpu_copy(
@@ -67,10 +54,7 @@ class HybridLinearKVPool:
         slots: WidenedSlots | PhysicalRows,
         state_slot: int | None = None,
     ) -> None:
-        """Restore rows and state; both are checked before either is written.
-
-        Errors: BackupError when state was backed up and no slot is named, or the other way round.
-        """
+        """Restore rows and state; both are checked before either is written."""
         restore_ranks([self.full], [backup], slots, self.state, state_slot)
 
     def audit(self) -> list[str]:
@@ -80,14 +64,7 @@ class HybridLinearKVPool:
     def __repr__(self) -> str:
         return f"HybridLinearKVPool({self.full!r}, {self.state!r}, layers {list(self._dense)})"
 
-    def _repr_html_(self) -> str:
-        """Both pools, for a notebook cell; reads no row and no state."""
-        return self.full._repr_html_() + self.state._repr_html_()
-
     def _dense_id(self, layer: int) -> int:
         if layer not in self._dense:
-            raise PoolError(
-                f"layer {layer} has no KV rows: MLA layers are {sorted(self._dense)}; "
-                f"the others keep state"
-            )
+            raise PoolError(f"layer {layer} has no KV rows: MLA layers are {sorted(self._dense)}")
         return self._dense[layer]

@@ -24,14 +24,12 @@ _TEXT = {"version": "str", "retractions": "str"}
 
 def data_path(*parts: str) -> Path:
     """Return the path of a file in the project's ``data`` folder. Errors: KvlabError."""
-    folder = shipped("data")
-    path = folder.joinpath(*parts)
+    path = shipped("data").joinpath(*parts)
     if not path.is_file():
-        lack = "the folder is missing" if not folder.is_dir() else "the folder lacks it"
         raise KvlabError(
-            f"data/{'/'.join(parts)} lies in the data folder of kvlab: {lack} "
-            f"(looked in {str(folder)!r}); install kvlab again, or in a checkout restore the "
-            f"folder with 'git checkout -- data'"
+            f"data/{'/'.join(parts)} lies in the data folder of kvlab: it is not in "
+            f"{str(shipped('data'))!r}; install kvlab again, or in a checkout restore the folder "
+            f"with 'git checkout -- data'"
         )
     return path
 
@@ -39,21 +37,5 @@ def data_path(*parts: str) -> Path:
 def load_published(name: str) -> pd.DataFrame:
     """Return one table of reported figures, one row a statement. Errors: KvlabError."""
     if name not in PUBLISHED:
-        raise KvlabError(
-            f"published figures have the names {', '.join(PUBLISHED)}: got {name!r}; "
-            f"data/README.md says what each holds"
-        )
-    frame = pd.read_csv(data_path("published", f"{name}.csv"), dtype=_TEXT)
-    for column in ("source", "status"):
-        if column not in frame:
-            raise KvlabError(
-                f"data/published/{name}.csv: every row needs a {column}: got the columns "
-                f"{', '.join(frame.columns)}; add the column"
-            )
-        empty = frame.index[frame[column].isna()]
-        if len(empty):
-            raise KvlabError(
-                f"data/published/{name}.csv: every row needs a {column}: line {empty[0] + 2} of "
-                f"{len(frame) + 1} has none; say who states the figure"
-            )
-    return frame
+        raise KvlabError(f"published figures have the names {', '.join(PUBLISHED)}: got {name!r}")
+    return pd.read_csv(data_path("published", f"{name}.csv"), dtype=_TEXT)

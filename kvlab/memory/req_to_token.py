@@ -13,7 +13,6 @@ from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_index, require_int, require_layout
 from kvlab.index.localize import require_run
 from kvlab.index.spaces import as_ids
-from kvlab.show import cut, facts, html, strip
 
 
 class ReqToTokenPool:
@@ -45,10 +44,6 @@ class ReqToTokenPool:
         req = self._free.pop()
         self._lens[req] = 0
         return req
-
-    def available(self) -> int:
-        """Rows that can still be taken."""
-        return len(self._free)
 
     def append(self, req: int, slots: Tensor) -> None:
         """Write the slots of the next positions, each with the owner of its position: here ids are
@@ -119,20 +114,8 @@ class ReqToTokenPool:
         return broken
 
     def __repr__(self) -> str:
-        kind = str(self.req_to_token.dtype).removeprefix("torch.")
-        return (
-            f"ReqToTokenPool({len(self._lens)} of {self.size} rows in use, at most "
-            f"{self.max_context} positions each, {kind})"
-        )
-
-    def _repr_html_(self) -> str:
-        """The rows in use and how long they are, for a notebook cell; reads no slot."""
-        told = [
-            ("rows in use", f"{len(self._lens):,} of {self.size:,}"),
-            ("positions of a row", f"{self.max_context:,} at most"),
-        ]
-        rows = strip("Rows in use", ("row", "positions"), cut(sorted(self._lens.items())))
-        return html(facts("Request table", told), rows)
+        rows = f"{len(self._lens)} of {self.size} rows in use"
+        return f"ReqToTokenPool({rows}, at most {self.max_context} positions each)"
 
     def _used(self, req: int) -> tuple[int, int]:
         """(req, positions written) of a row in use. True would pass for 1 and index otherwise."""

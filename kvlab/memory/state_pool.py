@@ -1,10 +1,7 @@
 """Recurrent state of linear-attention layers: one slot a request, never localized, never sharded.
 
-A KDA layer keeps, for each request, a short convolution window and a matrix a head. State slots are
-request slots: their ids have nothing to do with tokens, positions or DCP, and every DCP rank holds
-the whole state. Slot 0 is reserved.
-
-Source: SGLang ``MambaPool`` (``mem_cache/memory_pool.py``), copies ``[:, idx]`` of each part.
+A KDA layer keeps, for each request, a short convolution window and a matrix a head; every DCP rank
+holds the whole state. Source: SGLang ``MambaPool`` (``mem_cache/memory_pool.py``).
 """
 
 from collections.abc import Sequence
@@ -15,15 +12,11 @@ import torch
 from kvlab.errors import BackupError, PoolError
 from kvlab.index.layout import require_index, require_int
 from kvlab.memory.backup import StateBackup
-from kvlab.show import cut, facts, html, many, size, strip
 
 
 class StatePool:
     """``slots`` states of all KDA layers: conv ``(layers, slots+1, *conv_shape)`` and temporal
-    ``(layers, slots+1, *temporal_shape)``.
-
-    Errors: LayoutError for a size below 1.
-    """
+    ``(layers, slots+1, *temporal_shape)``; slot 0 is reserved. Errors: LayoutError."""
 
     def __init__(
         self,
@@ -37,9 +30,8 @@ class StatePool:
     ) -> None:
         require_int("slots", slots, 1, "requests whose state the pool can hold")
         require_int("layers", layers, 1, "layers with recurrent state")
-        for name, shape in (("conv_shape", conv_shape), ("temporal_shape", temporal_shape)):
-            for length in shape:
-                require_int(name, length, 1, "a length of one layer's state")
+        for length in (*conv_shape, *temporal_shape):
+            require_int("a length of conv_shape or temporal_shape", length, 1, "of one layer")
         self.slots, self.layers = slots, layers
         how: dict[str, Any] = {"dtype": dtype, "device": device}
         with torch.inference_mode(False):  # to be written to outside of it as well
@@ -64,10 +56,6 @@ class StatePool:
         self._used.remove(slot)
         self._free.append(slot)
 
-    def available(self) -> int:
-        """State slots that can still be taken."""
-        return len(self._free)
-
     def require_used(self, slot: int) -> int:
         """The slot, when it is in use. Errors: PoolError for one that nobody holds."""
         slot = require_index("state slot", slot)  # True would pass for 1 and index otherwise
@@ -81,10 +69,7 @@ class StatePool:
     def get_cpu_copy(self, slot: int) -> StateBackup:
         """Copy one request's state to the host. Errors: PoolError for an unused slot."""
         slot = self.require_used(slot)
-        return StateBackup(
-            self.conv[:, slot].cpu().clone(),
-            self.temporal[:, slot].cpu().clone(),
-        )
+        return StateBackup(self.conv[:, slot].cpu().clone(), self.temporal[:, slot].cpu().clone())
 
     def load_cpu_copy(self, backup: StateBackup, slot: int) -> None:
         """Write a state into a newly allocated slot. Errors: PoolError, BackupError for shapes."""
@@ -95,16 +80,12 @@ class StatePool:
     def check_load(self, backup: StateBackup, slot: int) -> int:
         """The slot, once nothing stands against ``load_cpu_copy``; writes nothing."""
         slot = self.require_used(slot)
-        for name, has, place in (
-            ("conv", backup.conv, self.conv),
-            ("temporal", backup.temporal, self.temporal),
-        ):
+        for has, place in ((backup.conv, self.conv), (backup.temporal, self.temporal)):
             want = place[:, slot]
             if has.shape != want.shape or has.dtype != want.dtype:
                 raise BackupError(
-                    f"a state is restored into a pool of its own shape: {name} is "
-                    f"{tuple(has.shape)} {has.dtype}, the pool's {tuple(want.shape)} "
-                    f"{want.dtype}; nothing was written"
+                    f"a state is restored into a pool of its own shape: got {tuple(has.shape)} "
+                    f"{has.dtype} for {tuple(want.shape)} {want.dtype}; nothing was written"
                 )
         backup.verify()
         return slot
@@ -113,30 +94,11 @@ class StatePool:
         """The broken laws: free and used partition 1..slots, and slot 0 holds nothing."""
         broken = []
         if sorted([*self._free, *self._used]) != list(range(1, self.slots + 1)):
-            broken.append(
-                f"free ({len(self._free)}) and used ({len(self._used)}) state slots do not "
-                f"partition 1..{self.slots}"
-            )
+            broken.append(f"free and used state slots do not partition 1..{self.slots}")
         if bool(self.conv[:, 0].any()) or bool(self.temporal[:, 0].any()):
             broken.append("the reserved state slot 0 was written")
         return broken
 
     def __repr__(self) -> str:
-        kind = str(self.conv.dtype).removeprefix("torch.")
-        return (
-            f"StatePool({len(self._used)} of {self.slots} state slots in use, {self.layers} layers,"
-            f" conv {tuple(self.conv.shape[2:])}, temporal {tuple(self.temporal.shape[2:])}, "
-            f"{kind} on {self.conv.device})"
-        )
-
-    def _repr_html_(self) -> str:
-        """Sizes and which slots are in use, for a notebook cell; reads no state."""
-        parts = (("conv", self.conv), ("temporal", self.temporal))
-        told = [
-            ("in use", f"{len(self._used):,} of {many(self.slots, 'slot')} (0 is reserved)"),
-            *((f"{name} of a slot", f"{self.layers} x {tuple(x.shape[2:])}") for name, x in parts),
-            ("memory", f"{size(sum(x.nbytes for _, x in parts))} on {self.conv.device}"),
-        ]
-        slots = [None if slot is None else (slot,) for slot in cut(sorted(self._used))]
-        caption = "State pool: one slot a request, never sharded by DCP"
-        return html(facts(caption, told), strip("Slots in use", ("slot",), slots))
+        used = f"{len(self._used)} of {self.slots} state slots in use"
+        return f"StatePool({used}, {self.layers} layers on {self.conv.device})"

@@ -2,7 +2,6 @@
 
 Ids in ``req_to_token`` are widened *virtual* slots, stable while compaction moves rows. Reaching a
 row takes two steps in one order: shard (owner, divide) on the virtual id, then look its page up.
-What comes out are rows (span 1): whoever takes them must not localize them again.
 
 Worked example, c=2, page_size=2, v2p = [0, 2, 3, 1]: virtual slot 9 is rank 1's virtual row 4, in
 virtual page 2, so physical page 3, so row 6. Looked up first, its owner would come from another id.
@@ -31,9 +30,10 @@ class PageTable:
     """``v2p`` and its inverse for one layout; shared by the ranks, like the request table.
 
     ``layout`` is the virtual side: pages 1..N can be mapped. ``physical_pages`` exist below (page 0
-    is the padding page of both). Compactions are counted and remembered: a pool that has not copied
-    its rows for each of them, in order, refuses to serve. ``edition`` is a new number, no other
-    table's, whenever a page lost its place: rows looked up in an older edition are refused.
+    is the padding page of both). ``compactions`` has the (from, to) pages of each that
+    moved one: a pool that has not copied its rows for all of them, in order, refuses to serve.
+    ``edition`` is a new number, no other table's, whenever a page lost its place: rows looked up in
+    an older edition are refused.
     """
 
     layout: DcpLayout
@@ -41,7 +41,7 @@ class PageTable:
     v2p: Tensor = field(init=False)
     p2v: Tensor = field(init=False)
     edition: int = field(init=False)
-    _made: list[list[tuple[int, int]]] = field(init=False, default_factory=list, repr=False)
+    compactions: list[list[tuple[int, int]]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         require_layout(self.layout)
@@ -51,24 +51,12 @@ class PageTable:
         self.v2p[0] = self.p2v[0] = 0
         self.edition = next(_EDITIONS)
 
-    @property
-    def moves(self) -> int:
-        """Compactions made (those that moved a page)."""
-        return len(self._made)
-
-    def compaction(self, number: int) -> list[tuple[int, int]]:
-        """The (from, to) physical pages of the compaction of this number, from 0."""
-        return list(self._made[number])
-
     def map_pages(self, virtual: list[int]) -> bool:
         """Give each virtual page a physical one, lowest free first; False (nothing) when short.
 
         Errors: PoolError for a page that is mapped already, named twice, or out of range.
         """
-        virtual = self._require_virtual(virtual)
-        for page in virtual:
-            if int(self.v2p[page]) >= 0:
-                raise PoolError(f"virtual page {page} is mapped already, to {int(self.v2p[page])}")
+        virtual = self._require_virtual(virtual, mapped=False)
         free = torch.nonzero(self.p2v < 0).flatten()[: len(virtual)].tolist()
         if len(free) < len(virtual):
             return False
@@ -79,11 +67,7 @@ class PageTable:
     def unmap_pages(self, virtual: list[int]) -> None:
         """Free the physical pages. Errors: PoolError for a page that is not mapped, or named
         twice; then nothing is freed."""
-        virtual = self._require_virtual(virtual)
-        for page in virtual:
-            if int(self.v2p[page]) < 0:
-                raise PoolError(f"virtual page {page} is not mapped: it cannot be unmapped")
-        for page in virtual:
+        for page in self._require_virtual(virtual, mapped=True):
             self.p2v[int(self.v2p[page])] = -1
             self.v2p[page] = -1
         self.edition = next(_EDITIONS)
@@ -93,20 +77,16 @@ class PageTable:
 
         Virtual ids do not change. Every rank's pool must then ``apply_moves``.
         """
-        moves: list[tuple[int, int]] = []
-        low, high = 1, self.physical_pages
-        while True:
-            while low <= self.physical_pages and int(self.p2v[low]) >= 0:
-                low += 1
-            while high >= 1 and int(self.p2v[high]) < 0:
-                high -= 1
-            if low >= high:
-                break
+        holes = torch.nonzero(self.p2v < 0).flatten().tolist()
+        used = torch.nonzero(self.p2v > 0).flatten().tolist()
+        moves = [
+            (high, low) for high, low in zip(reversed(used), holes, strict=False) if high > low
+        ]
+        for high, low in moves:
             virtual = int(self.p2v[high])
             self.v2p[virtual], self.p2v[low], self.p2v[high] = low, virtual, -1
-            moves.append((high, low))
         if moves:
-            self._made.append(list(moves))
+            self.compactions.append(list(moves))
             self.edition = next(_EDITIONS)
         return moves
 
@@ -125,7 +105,7 @@ class PageTable:
             broken.append("the padding page is mapped elsewhere")
         return broken
 
-    def _require_virtual(self, pages: list[int]) -> list[int]:
+    def _require_virtual(self, pages: list[int], *, mapped: bool) -> list[int]:
         pages = [require_index("virtual page", page) for page in pages]
         for page in pages:
             if not 1 <= page <= self.layout.num_pages:
@@ -133,6 +113,8 @@ class PageTable:
                     f"a virtual page must lie in [1, {self.layout.num_pages}]: got {page}; page 0 "
                     f"is the padding page"
                 )
+            if (int(self.v2p[page]) >= 0) != mapped:
+                raise PoolError(f"virtual page {page} is {'not' if mapped else 'already'} mapped")
         if len(set(pages)) != len(pages):
             raise PoolError(f"each virtual page is named once: got {pages}; nothing was changed")
         return pages
@@ -148,15 +130,9 @@ class UnifiedKVPool(MLATokenToKVPool):
     space: ClassVar[str] = "resolved"
 
     def __init__(self, table: PageTable, rank: int, **options: Any) -> None:
-        given: object = table
-        if not isinstance(given, PageTable):
-            raise PoolError(
-                f"a unified pool stands behind a PageTable: got {given!r} "
-                f"({type(given).__name__}); make one with PageTable(layout, physical_pages)"
-            )
         self.table = table
         super().__init__(table.layout, rank, **options)
-        self._applied = table.moves
+        self._applied = len(table.compactions)
 
     @property
     def rows_per_rank(self) -> int:
@@ -175,12 +151,12 @@ class UnifiedKVPool(MLATokenToKVPool):
         """
         if not moves:
             return
-        done, made = self._applied, self.table.moves
-        due = self.table.compaction(done) if done < made else []
+        done, made = self._applied, self.table.compactions
+        due = made[done] if done < len(made) else []
         if moves != due:
             raise PoolError(
                 f"compactions are applied one by one, in their order: rank {self.rank} has applied "
-                f"{done} of {made}, next are the moves {due}: got {moves}; nothing was copied"
+                f"{done} of {len(made)}, next are the moves {due}: got {moves}; nothing was copied"
             )
         pages = self.buffer.view(self.layers, -1, self.layout.page_size, self.buffer.shape[2])
         self.before_write()
@@ -208,8 +184,9 @@ class UnifiedKVPool(MLATokenToKVPool):
         return self.table.edition
 
     def _require_applied(self) -> None:
-        if self._applied != self.table.moves:
+        made = len(self.table.compactions)
+        if self._applied != made:
             raise PoolError(
-                f"rank {self.rank} has applied {self._applied} of {self.table.moves} compactions: "
+                f"rank {self.rank} has applied {self._applied} of {made} compactions: "
                 f"its rows are not where the table says; call apply_moves first"
             )

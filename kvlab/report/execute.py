@@ -171,7 +171,7 @@ async def _execute(
         except CellExecutionError as error:
             reason = last_lines(f"{error.ename}: {error.evalue}")
         except (DeadKernelError, RuntimeError, OSError) as error:
-            # nbclient reports a cancelled task as a dead kernel; an interrupt must stay one.
+            # nbclient reports a canceled task as a dead kernel; an interrupt must stay one.
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise asyncio.CancelledError from None
             words = last_lines(log.read_text(encoding="utf-8", errors="replace"))

@@ -59,20 +59,36 @@ class Code(str):
 Part = str | Code | Table
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Block:
+class Shown:
     """What a cell shows: a title above words, tables and code, as text and as HTML."""
+
+    __slots__ = ()
+
+    def block(self) -> tuple[str, Sequence[Part]]:
+        """The title and the parts below it."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        title, parts = self.block()
+        inside = "\n".join(map(str, parts)).splitlines()
+        return "\n".join([title, *(f"  {line}".rstrip() for line in inside)])
+
+    def _repr_html_(self) -> str:
+        title, parts = self.block()
+        inside = "".join(map(_html, parts))
+        return f'<div style="{_BOX}"><p><strong>{escape(title)}</strong></p>{inside}</div>'
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Block(Shown):
+    """A title and the parts below it."""
 
     title: str
     parts: Sequence[Part] = ()
 
-    def __repr__(self) -> str:
-        inside = "\n".join(map(str, self.parts)).splitlines()
-        return "\n".join([self.title, *(f"  {line}".rstrip() for line in inside)])
-
-    def _repr_html_(self) -> str:
-        inside = "".join(map(_html, self.parts))
-        return f'<div style="{_BOX}"><p><strong>{escape(self.title)}</strong></p>{inside}</div>'
+    def block(self) -> tuple[str, Sequence[Part]]:
+        """Both."""
+        return self.title, self.parts
 
 
 def _html(part: Part) -> str:
@@ -87,22 +103,6 @@ def _html(part: Part) -> str:
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     """Rows of values below their heads, each value on one line."""
     return Table(caption, (tuple(heads), *(tuple(map(short, row)) for row in rows)), headed=True)
-
-
-class Shown:
-    """A value that a cell shows as its block."""
-
-    __slots__ = ()
-
-    def block(self) -> Block:
-        """What is shown."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return repr(self.block())
-
-    def _repr_html_(self) -> str:
-        return self.block()._repr_html_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +136,13 @@ class Check(Shown):
         """Whether the answer was right on every input."""
         return self.status == "passed"
 
-    def block(self) -> Block:
+    def block(self) -> tuple[str, Sequence[Part]]:
         """What is shown."""
         if self.status == "unfilled":
-            return Block(f"{self.exercise}: not filled in yet", (self.note,))
+            return f"{self.exercise}: not filled in yet", [self.note]
         if self.passed:
             title = f"{self.exercise}: passed, right on {TRIALS} fresh inputs"
-            return Block(title, (f"seed {self.seed}",))
+            return title, [f"seed {self.seed}"]
         parts: list[Part] = [self.note] if self.note else []
         found = self.difference
         if found is not None:
@@ -156,38 +156,25 @@ class Check(Shown):
             parts.append(self.hint)
             parts.append(f'The solution: exercise("{self.exercise}").solution()')
         parts.append(f"seed {self.seed}: check(yours, seed={self.seed}) repeats this check")
-        return Block(f"{self.exercise}: not yet", parts)
+        return f"{self.exercise}: not yet", parts
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Exercise(Shown):
-    """One exercise of a notebook.
+    """One exercise of a notebook."""
 
-    Args:
-        rule: what is right, or for ``find`` what happens with an answer (else Miss). Its name is
-            that of the exercise; its docstring the title, the task, a hint for the second failure
-            and the source; its parameters name the inputs.
-        grade: 1 (by hand) to 5 (find the bug).
-        answer: the solution, in the form that the reader fills in.
-        example: the inputs of the worked example.
-        make: draws inputs of a size from 0 to 9.
-        code: the classes to look into, shown with the text.
-        core: one of the two or three that the notebook ends with.
-        find: many answers are right, and the first parameter of ``rule`` is the answer.
-        run: how an answer is brought to act when it is more than a call (a repaired method).
-        seconds: how long one call may take.
-    """
-
+    #: What is right; for ``find``, what happens with an answer (else Miss). Its name is that of the
+    #: exercise, its parameters the inputs, its docstring the title, the task, the hint, the source.
     rule: Callable[..., object]
-    grade: int
-    answer: Callable[..., object]
+    grade: int  #: 1 (by hand) to 5 (find the bug)
+    answer: Callable[..., object]  #: the solution, in the form that the reader fills in
     example: Inputs
-    make: Callable[[Draw], Inputs]
-    code: tuple[type, ...] = ()
-    core: bool = True
-    find: bool = False
-    run: Callable[..., object] | None = None
-    seconds: float = SECONDS
+    make: Callable[[Draw], Inputs]  #: draws inputs of a size from 0 to 9
+    code: tuple[type, ...] = ()  #: classes to look into, shown with the text
+    core: bool = True  #: one of the two or three that the notebook ends with
+    find: bool = False  #: many answers are right; the rule takes one as its first parameter
+    run: Callable[..., object] | None = None  #: brings a repaired method to act
+    seconds: float = SECONDS  #: of one call
 
     @property
     def name(self) -> str:
@@ -203,7 +190,7 @@ class Exercise(Shown):
     def told(self) -> list[str]:
         """The title, the paragraphs of the task, the hint, each on one line."""
         text = inspect.getdoc(self.rule) or ""
-        title, *paragraphs = re.split(r"\n\n|\n(?=Source: )", text)
+        title, *paragraphs = re.split(r"\n\n|\n(?=Hint: |Source: )", text)
         return [title.rstrip("."), *(" ".join(text.split()) for text in paragraphs)]
 
     @property
@@ -217,7 +204,7 @@ class Exercise(Shown):
         names = ", ".join(inspect.signature(self.answer).parameters)
         return f"def {self.answer.__name__}({names}):"
 
-    def block(self) -> Block:
+    def block(self) -> tuple[str, Sequence[Part]]:
         """The task as it is shown in a cell."""
         title, *told = self.told
         example = self.named(self.example)
@@ -231,7 +218,7 @@ class Exercise(Shown):
         parts.append(f'A few small fresh examples: exercise("{self.name}").show()')
         parts.append(Code(f"{self.signature}\n    ...\n\n\n{check}"))
         grade = f"grade {self.grade} of 5: {GRADES[self.grade - 1]}"
-        return Block(f"{title} ({grade}; {self.notebook})", parts)
+        return f"{title} ({grade}; {self.notebook})", parts
 
     def show(self, yours: object = None, *, seed: int | None = None) -> Block:
         """A few small fresh inputs with the spec's answers, and yours beside them.
@@ -299,23 +286,25 @@ class Exercise(Shown):
 
     def tried(self, yours: Callable[..., object], inputs: dict[str, object]) -> Trial:
         """What ``yours`` answers to copies of the inputs, and what comes of it."""
-        said, given = Tail(), copy.deepcopy(list(inputs.values()))
+        said, right, spec = Tail(), False, None
+        given = copy.deepcopy(list(inputs.values()))
         try:
             with bounded(self.seconds) as said:
                 answer = plain(yours(*given) if self.run is None else self.run(yours, *given))
                 # Within the bound: some answers would keep a rule busy for hours.
                 right, words = self.judged(answer, inputs)
         except NotPlain as error:
-            answer, right, words = str(error), False, str(error)
+            answer = words = str(error)
         except OutOfTime:
-            answer, right = f"not ended after {self.seconds:g} s", False
+            answer = f"not ended after {self.seconds:g} s"
             words = f"your code had {answer}"
         except KeyboardInterrupt:
             raise  # the reader stops the check
         except BaseException as error:
-            answer, right = _told(error), False
+            answer = _told(error)
             words = f"your code raised {answer}"
-        spec = None if right or self.find else self.expected(inputs)
+        if not right and not self.find:
+            spec = self.expected(inputs)
         return Trial(inputs, answer, words, right, spec, said.text)
 
     def judged(self, answer: Plain, inputs: dict[str, object]) -> tuple[bool, str]:

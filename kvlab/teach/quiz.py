@@ -18,7 +18,7 @@ import torch
 from kvlab.index import DcpLayout, Shard, get_dcp_lens, raw_use_census
 from kvlab.memory import ModelGeometry
 from kvlab.teach.answers import NotPlain, difference, plain
-from kvlab.teach.exercise import Block, Miss, Shown, table
+from kvlab.teach.exercise import Block, Miss, Part, Shown, table
 from kvlab.teach.path.n03_crash_reproduction import a_test_that_sees_it
 from kvlab.teach.path.n04_backup_and_restore import to_save
 from kvlab.teach.path.n05_retraction_counts import counts
@@ -74,14 +74,14 @@ class Score(Shown):
         """How many were right."""
         return self.marks.count("right")
 
-    def block(self) -> Block:
+    def block(self) -> tuple[str, list[Part]]:
         """What is shown: where to read on, and not the answers."""
         rows = [
             (number, mark or "not answered", self.notebooks[number - 1] if mark == "wrong" else "")
             for number, mark in enumerate(self.marks, 1)
         ]
-        title = f"{self.right} of {len(rows)} right"
-        return Block(title, (table("your marks", ("question", "mark", "see"), rows),))
+        shown = table("your marks", ("question", "mark", "see"), rows)
+        return f"{self.right} of {len(rows)} right", [shown]
 
 
 @dataclass(frozen=True, slots=True)

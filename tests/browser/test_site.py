@@ -79,7 +79,7 @@ def test_no_page_is_wider_than_the_window_or_asks_for_anything_elsewhere(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_grave(chromium: Browser, folder: Path, scheme: str, width: int) -> None:
     page, found = opened(chromium, width, scheme), {}
-    # Only colours differ in the dark, and not with the width.
+    # Only colors differ in the dark, and not with the width.
     rules = None if scheme == "light" else ["color-contrast", "link-in-text-block"]
     for name in AXE_PAGES:
         page.goto((folder / f"{name}.html").as_uri())

@@ -1,9 +1,11 @@
 """``kvlab doctor``: a line for everything, an answer on any machine, two exit codes."""
 
 import io
+import json
+import re
 import shutil
 import tomllib
-from importlib import metadata
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -13,20 +15,17 @@ from packaging.requirements import Requirement
 
 import kvlab.ops
 from kvlab.cli import doctor
-from kvlab.cli.doctor import Check, libraries
 from kvlab.lab import gpu
 from kvlab.lab.gpu import Gpu
 from kvlab.ops import OpsStatus
 from tests.cli.conftest import ROOT, Run
 
 NAMES = [
-    *("python", "core", "models", "report", "cpu", "cuda", "triton", "figures", "jupyterlab"),
+    *("python", "core", "models", "report", "figures", "jupyterlab", "cpu", "cuda", "triton"),
     *("chromium", "checkpoint", "benchmark", "drift study", "cuda crash", "build"),
 ]
 CARD = Gpu(0, "A card", (9, 0), 80.0)
-CARD_TEXT = (
-    "A card, compute capability 9.0, 80 GiB of memory, driver 123.45, CUDA 12.8; served by triton"
-)
+SERVED = "80 GiB of memory, driver 123.45, CUDA 12.8; served by triton"
 
 
 @pytest.fixture
@@ -49,6 +48,11 @@ def with_triton(
     return patch
 
 
+def one(ask: Callable[[], Iterable[doctor.Line]]) -> doctor.Line:
+    (line,) = ask()
+    return line
+
+
 def test_every_part_has_a_line_that_says_ok_or_what_to_do_and_the_forms_agree(
     run: Run, machine: pytest.MonkeyPatch
 ) -> None:
@@ -59,14 +63,14 @@ def test_every_part_has_a_line_that_says_ok_or_what_to_do_and_the_forms_agree(
     assert (done.code, table["name"].tolist()) == (0, NAMES)
     assert list(table.columns) == ["name", "ok", "state", "needed", "found", "do"]
     assert (table["ok"] == table["do"].isna()).all()
-    assert table["state"].tolist() == ["ok" if ok else "will not work" for ok in table["ok"]]
+    assert set(table.loc[table["needed"], "name"]) == {"python", "core", "cpu"}
     lines = run("doctor").out.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("cuda  "))
     assert "will not work  " in lines[at]
     assert lines[at + 1].strip().startswith("do: nothing, the CPU does; for a GPU figure run")
     assert lines[-1].endswith("ok; the core works")
-    told = run("doctor", "--json").out
-    assert '"core_works": true' in told and '"cuda": "triton"' in told
+    told = json.loads(run("doctor", "--json").out)
+    assert (told["core_works"], told["backend"]["cuda"]) == (True, "triton")
 
 
 def test_a_broken_core_is_exit_code_1_and_a_sentence(
@@ -103,45 +107,39 @@ def test_every_dependency_of_the_project_is_asked_about_and_old_ones_are_named(
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     names = {Requirement(line).name for line in tomllib.loads(text)["project"]["dependencies"]}
     assert {name for group in doctor.LIBRARIES.values() for name in group} == names
-    monkeypatch.setitem(doctor.LIBRARIES, "core", ("no-such-library", "numpy"))
-    assert next(libraries("core")) == Check("core", "no-such-library is missing", doctor.INSTALL)
     monkeypatch.setattr(doctor, "least_versions", lambda: {"numpy": "99.1"})
-    assert next(libraries("core")).found.endswith(" is older than 99.1")
-
-    def unknown(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", unknown)
-    assert next(libraries("figures")).do is None
+    # The last has no version: it is on the path by hand.
+    libraries = {"a": ("no-such-library", "numpy"), "b": ("this",)}
+    monkeypatch.setattr(doctor, "LIBRARIES", libraries)
+    (_, wrong, do), (_, by_hand, nothing) = doctor.libraries()
+    assert re.fullmatch(r"no-such-library is missing, numpy [\d.]+ is older than 99.1", wrong)
+    assert (do, by_hand, nothing) == (doctor.INSTALL, "this of unknown version", None)
 
 
 def test_a_gpu_is_told_with_capability_memory_driver_and_what_serves_it(
     machine: pytest.MonkeyPatch,
 ) -> None:
-    assert list(doctor.cuda()) == [Check("cuda:0", CARD_TEXT)]
-    assert list(doctor.triton()) == [Check("triton", "3.6.0, compiled; because so")]
+    text = f"A card, compute capability 9.0, {SERVED}"
+    assert one(doctor.cuda) == ("cuda:0", text, None)
+    assert one(doctor.triton) == ("triton", "3.6.0, compiled; because so", None)
     machine.setattr(torch.cuda, "get_arch_list", lambda: ["sm_70"])
-    (old,) = doctor.cuda()
-    assert old.found == f"{CARD_TEXT}; this torch has no kernels for it, only for sm_70"
-    assert old.do is not None
-    assert old.do.startswith("point KVLAB_PYTHON at a Python whose torch is built for sm_90")
+    _, found, do = one(doctor.cuda)
+    assert found == f"{text}; this torch has no kernels for it, only for sm_70"
+    assert do is not None
+    assert do.startswith("point KVLAB_PYTHON at a Python whose torch is built for sm_90")
     with_triton(machine, "3.6.0", True)
-    (check,) = doctor.triton()
-    assert check.found == "3.6.0, interpreted on the CPU; because so"
-    assert check.do == "unset TRITON_INTERPRET, and the kernels are compiled for the GPU"
+    assert (one(doctor.triton)[2] or "").startswith("unset TRITON_INTERPRET, and the kernels are")
     with_triton(machine, None, False)
-    (check,) = doctor.triton()
-    assert check.found == "because so" and check.do is not None
+    assert (one(doctor.triton)[2] or "").startswith("nothing, torch serves; on a machine with")
 
 
 @pytest.mark.parametrize(
     ("cuda", "driver", "hidden", "sentence", "do"),
     [
-        (None, None, None, "no CUDA device, and torch .* is built for the CPU", "nothing, the CP"),
-        (None, "5.1", None, "driver 5.1 is loaded, but torch", "point KVLAB_PYTHON at"),
+        (None, None, None, "no CUDA device .*, and torch .* is built for the CPU", "nothing, the"),
+        (None, "5.1", None, r"\(driver 5.1\), and torch", "point KVLAB_PYTHON at"),
         ("12.8", None, None, r"12.8 and sees no device \(no NVIDIA driver", "nothing, the CPU"),
         ("12.8", "5.1", None, r"sees no device \(driver 5.1\)$", "see with `nvidia-smi` whether"),
-        ("12.8", "5.1", "7", r"\(driver 5.1\); CUDA_VISIBLE_DEVICES is '7'$", "unset CUDA_VISIBLE"),
         ("12.8", "5.1", "", r"\(driver 5.1\); CUDA_VISIBLE_DEVICES is ''$", "unset CUDA_VISIBLE_"),
     ],
 )
@@ -158,9 +156,9 @@ def test_without_a_device_the_reason_is_told(
     machine.setattr(torch.version, "cuda", cuda)
     if hidden is not None:
         machine.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    (check,) = doctor.cuda()
-    assert pd.Series([check.found]).str.contains(sentence).all()
-    assert check.do is not None and check.do.startswith(do)
+    _, found, told = one(doctor.cuda)
+    assert re.search(sentence, found)
+    assert told is not None and told.startswith(do)
 
 
 def test_what_a_bare_machine_lacks_is_told_one_by_one(
@@ -173,14 +171,14 @@ def test_what_a_bare_machine_lacks_is_told_one_by_one(
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").touch()  # a file that is empty is not there
     machine.setenv("KVLAB_FIGURES", str(tmp_path / "build" / "figures"))
-    assert [check.do for check in doctor.build()] == [None]
+    assert one(doctor.build)[2] is None
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     (tmp_path / "build").touch()  # a file where the folder should be
     rows = {str(row["name"]): row for row in doctor.examine()}
     for name, found, do in (
         ("chromium", "no browser for tests is on the PATH", "nothing, only tests"),
         ("checkpoint", "tiny-kimi-linear lacks model.safetensors", "run kvlab in its checkout"),
-        ("benchmark", "no data/runs/bench-*.csv", "run kvlab in its checkout"),
+        ("benchmark", "data/runs lacks bench-*.csv", "run kvlab in its checkout"),
         ("drift study", "data/runs/drift lacks summary.csv, requests.csv", "run kvlab in its"),
         ("cuda crash", "not recorded yet", "on a machine with a GPU: `kvlab crash --device cuda"),
         ("build", "build/figures cannot be written: ", "give KVLAB_FIGURES a folder"),

@@ -1,9 +1,9 @@
 """``kvlab report``: it hands over to the report, and writes the table of its figures."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,46 +22,27 @@ CSV = (
 )
 
 
-class Built(NamedTuple):
-    """What the report was asked for, and what it hands out."""
+def test_the_options_reach_the_report_and_csv_is_one_row_a_figure(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
 
-    folder: Path
-    trace: Path | None
-    jobs: int | None
-    notebooks: Sequence[Path] | None
-    manifest: dict[str, object]
-
-
-@pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[Built]:
-    """Stand in for the report: note what was asked for."""
-    seen: list[Built] = []
-
-    def build(*asked: Any) -> Built:
-        seen.append(Built._make((*asked, {"figures": FIGURES})))
-        return seen[-1]
+    def build(out: Path, *rest: Any) -> SimpleNamespace:
+        seen.append((out, *rest))
+        return SimpleNamespace(folder=out, manifest={"figures": FIGURES})
 
     monkeypatch.setattr(kvlab.report, "build_report", build)
-    return seen
-
-
-def test_the_options_reach_the_report(run: Run, built: list[Built], tmp_path: Path) -> None:
     words = ["report", "--out", tmp_path / "r", "--trace", "t.csv", "--jobs", 2]
     done = run(*words, "--notebooks", "a", "b", "--notebooks", "c")
     assert (done.code, done.out) == (0, f"report: {tmp_path / 'r' / 'index.html'}\n")
-    assert built[0][:3] == (tmp_path / "r", Path("t.csv"), 2)
-    assert sorted(built[0].notebooks or ()) == [Path("a"), Path("b"), Path("c")]
+    assert seen[0][:3] == (tmp_path / "r", Path("t.csv"), 2)
+    assert sorted(seen[0][3]) == [Path("a"), Path("b"), Path("c")]
     assert json.loads(run("report", "--json").out) == {"figures": FIGURES}
-    assert built[1][:4] == (Path("build/report"), None, None, None)
-
-
-def test_csv_is_one_row_a_figure(run: Run, built: list[Built], tmp_path: Path) -> None:
-    out = tmp_path / "figures.csv"
-    assert run("report", "--out", tmp_path / "r", "--csv", out).code == 0
-    assert out.read_text() == CSV
-    done = run("report", "--out", tmp_path / "r", "--csv", "-")
-    assert done.out == CSV
-    assert "report: " in done.err
+    assert seen[1] == (Path("build/report"), None, None, None)
+    assert run("report", "--csv", tmp_path / "figures.csv").code == 0
+    assert (tmp_path / "figures.csv").read_text() == CSV
+    done = run("report", "--csv", "-")
+    assert done.out == CSV and "report: " in done.err
 
 
 @pytest.mark.parametrize(

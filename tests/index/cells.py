@@ -66,7 +66,7 @@ class _Reader(HTMLParser):
 
 def read(html: str) -> list[Table]:
     """The tables of ``html``, once they are fit to be shown: small, closed, named, with scopes, and
-    no colour without a word."""
+    no color without a word."""
     assert len(html.encode()) <= MOST_BYTES
     reader = _Reader()
     reader.feed(html)
@@ -77,7 +77,7 @@ def read(html: str) -> list[Table]:
         assert len({len(row) for row in table.rows}) == 1, table
         for cell in (cell for row in table.rows for cell in row):
             assert (cell.scope in ("row", "col")) == (cell.tag == "th")
-            assert not re.search(r"(^|;)color:", cell.style), "text keeps the colour of the page"
+            assert not re.search(r"(^|;)color:", cell.style), "text keeps the color of the page"
             assert "background" not in cell.style or cell.text
     return reader.tables
 

@@ -65,7 +65,7 @@ def test_top_k_survivors_come_first_in_their_order_and_holes_follow(
 
 
 def test_top_k_order_is_kept_where_a_float_key_would_lose_it() -> None:
-    # Past 2**24 neighbouring ids are one number in float32.
+    # Past 2**24 neighboring ids are one number in float32.
     topk = torch.tensor([[2**25 + 2, 2**25, 3, 2**25 + 4, -1, 2**40 + 6]])
     rows = remap_dcp_local_topk_indices(topk, Shard(2, 0))
     assert rows.tolist() == [[2**24 + 1, 2**24, 2**24 + 2, 2**39 + 3, -1, -1]]

@@ -19,7 +19,7 @@ from kvlab.engine.workload import (
     Workload,
     generate_closed_loop,
 )
-from kvlab.errors import CapacityError, StudyError
+from kvlab.errors import CapacityError, LayoutError, StudyError
 from kvlab.lab.retraction import (
     COLUMNS,
     GIB,
@@ -188,11 +188,11 @@ def test_the_parameters_are_plain_and_name_the_requests() -> None:
     [
         ({"dcp_sizes": ()}, StudyError, r"dcp_sizes must name at least one value.*got \(\)"),
         ({"dcp_sizes": (2, 2)}, StudyError, r"each once: got \(2, 2\)"),
-        ({"dcp_sizes": (0,)}, CapacityError, r"dcp_size is an int of at least 1"),
+        ({"dcp_sizes": (0,)}, LayoutError, r"dcp_size must be at least 1"),
         ({"budgets_gib": (pages(0),)}, CapacityError, r"a pool needs 2 pages a rank"),
         ({"budgets_gib": (-1.0,)}, CapacityError, r"a budget in GiB lies in .*got -1\.0"),
         ({"model": "GPT-2"}, CapacityError, r"a model is named as .*got 'GPT-2'"),
-        ({"dtype": "int3"}, CapacityError, r"a row is stored in one of .*got dtype 'int3'"),
+        ({"dtype": "int3"}, CapacityError, r"a row is stored in one of .*got 'int3'"),
         ({"concurrency": 0}, StudyError, r"concurrency must be an int of at least 1: got 0"),
         ({"restore": "pray"}, StudyError, r"restore must be one of backup, recompute: got 'pray'"),
         ({"host_full": "pray"}, StudyError, r"host_full must be one of abort, recompute: got"),

@@ -50,14 +50,14 @@ BUGS = (
         "index/pages.py",
         "begin == merged[-1][1]:",
         "begin == -1:",
-        "tests/memory/test_allocator_frees.py::test_touching_ranges_free_each_page_once",
+        "tests/memory/test_allocator.py::test_touching_ranges_free_each_page_once",
     ),
     Bug(
         "a page is freed twice",
         "memory/allocator.py",
         "if self._is_free[page]:",
         "if not page:",
-        "tests/memory/test_allocator_frees.py::test_a_page_is_freed_once",
+        "tests/memory/test_allocator.py::test_a_page_is_freed_once",
     ),
     Bug(
         "every rank writes row v // c of every slot",
@@ -78,7 +78,7 @@ BUGS = (
     ),
     Bug(
         "the checksum is not looked at",
-        "memory/transfer.py",
+        "memory/backup.py",
         "if not torch.equal(sums, want):",
         "if len(sums) != len(want):",
         "tests/memory/test_backup_refusals.py::test_a_host_copy_that_changed_is_not_restored",
@@ -107,10 +107,10 @@ BUGS = (
     ),
     Bug(
         "state slots are divided among the ranks",
-        "memory/all_ranks.py",
+        "memory/pool.py",
         "states.load_cpu_copy(state, state_slot)",
         "states.load_cpu_copy(state, max(1, state_slot // pools[0].layout.dcp_size))",
-        "tests/memory/test_hybrid.py::test_rows_and_state_come_back_together_on_every_rank",
+        "tests/memory/test_state_pool.py::test_rows_and_state_come_back_together_on_every_rank",
     ),
     Bug(
         "a pool serves any rank",

@@ -41,12 +41,14 @@ class Stream:
     items: deque[Work | Event] = field(default_factory=deque)
     given: int = 0
     ran: int = 0
+    waits: bool = True
 
     def record_event(self) -> Event:
         return Event(self, self.given)
 
     def wait_event(self, event: Event) -> None:
-        self.add(event)
+        if self.waits:
+            self.add(event)
 
     def add(self, item: Work | Event) -> None:
         self.items.append(item)

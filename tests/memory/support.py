@@ -6,20 +6,17 @@ of all ranks hold and lays it out by slot, so that one comparison sees every row
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvlab.errors import KvlabError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
     HostArena,
     MLATokenToKVPool,
-    PagedTokenToKVPoolAllocator,
     PageTable,
     ReplicatedKVPool,
     StatePool,
@@ -37,27 +34,6 @@ DTYPES = (
 KINDS = ("sharded", "replicated", "resolved")
 NOPE, ROPE = 2, 1
 C09 = DcpLayout(dcp_size=2, page_size=2, num_pages=3)  # of case c09
-SMALL = DcpLayout(dcp_size=4, page_size=2, num_pages=4)  # W = 8, slots 8..39
-
-
-def allocator(layout: DcpLayout = SMALL) -> PagedTokenToKVPoolAllocator:
-    return PagedTokenToKVPoolAllocator(layout)
-
-
-def got(slots: Tensor | None) -> list[int]:
-    assert slots is not None
-    assert slots.dtype == torch.int64
-    return [int(x) for x in slots]
-
-
-def pages_in_order(a: PagedTokenToKVPoolAllocator) -> list[int]:
-    """The pages of all that is free, in the order in which they are handed out."""
-    slots = a.alloc(a.available_size())
-    return [slot // a.page_size for slot in got(slots)[:: a.page_size]]
-
-
-def state(a: PagedTokenToKVPoolAllocator) -> tuple[object, ...]:
-    return (a._free.copy(), a._is_free.copy())
 
 
 def ids(values: Sequence[int]) -> Tensor:
@@ -90,46 +66,35 @@ def make_pools(
     """One small pool a rank. A unified one has its virtual pages mapped in descending order."""
     table = PageTable(layout, physical_pages=layout.num_pages)
     assert table.map_pages(list(range(layout.num_pages, 0, -1)))
-    pools: list[MLATokenToKVPool] = []
-    for rank in range(layout.dcp_size):
-        options: dict[str, Any] = {
-            "layers": layers,
-            "kv_lora_rank": nope,
-            "qk_rope_head_dim": rope,
-            "dtype": dtype,
-            "host": HostArena(grain=64) if host is None else host,
-            "device": device,
-        }
-        if kind == "resolved":
-            pools.append(UnifiedKVPool(table, rank, **options))
-        elif kind == "replicated":
-            pools.append(ReplicatedKVPool(layout, rank, **options))
-        else:
-            pools.append(MLATokenToKVPool(layout, rank, **options))
-    return pools
+    made: dict[str, Callable[..., MLATokenToKVPool]] = {
+        "sharded": partial(MLATokenToKVPool, layout),
+        "replicated": partial(ReplicatedKVPool, layout),
+        "resolved": partial(UnifiedKVPool, table),
+    }
+    return [
+        made[kind](
+            rank,
+            layers=layers,
+            kv_lora_rank=nope,
+            qk_rope_head_dim=rope,
+            dtype=dtype,
+            host=HostArena(grain=64) if host is None else host,
+            device=device,
+        )
+        for rank in range(layout.dcp_size)
+    ]
 
 
 def pools_on(table: PageTable) -> list[UnifiedKVPool]:
-    return [
-        UnifiedKVPool(
-            table,
-            rank,
-            layers=2,
-            kv_lora_rank=2,
-            qk_rope_head_dim=1,
-            dtype=torch.float32,
-            host=HostArena(grain=64),
-        )
-        for rank in range(table.layout.dcp_size)
-    ]
+    sizes: dict[str, Any] = {"layers": 2, "kv_lora_rank": 2, "qk_rope_head_dim": 1}
+    sizes |= {"dtype": torch.float32, "host": HostArena(grain=64)}
+    return [UnifiedKVPool(table, rank, **sizes) for rank in range(table.layout.dcp_size)]
 
 
 def places(pool: MLATokenToKVPool) -> dict[int, int]:
     """Slot to row, for the slots whose rows this pool holds (padding page included)."""
-    dealt = deal(pool.layout)
-    if isinstance(pool, ReplicatedKVPool):
-        return {slot: slot for slot in range(len(dealt))}
-    mine = {slot: row for slot, (rank, row) in enumerate(dealt) if rank == pool.rank}
+    dealt = enumerate(deal(pool.layout))
+    mine = {slot: row for slot, (rank, row) in dealt if rank == pool.rank}
     if not isinstance(pool, UnifiedKVPool):
         return mine
     page, v2p = pool.layout.page_size, pool.table.v2p.tolist()
@@ -143,15 +108,12 @@ def assemble(pools: Sequence[MLATokenToKVPool]) -> Tensor:
     Ranks of a replicated pool must hold the same. Slots that nobody holds are zero.
     """
     first = pools[0]
-    out = torch.zeros(first.layers, len(deal(first.layout)), *first.buffer.shape[2:]).to(
-        first.buffer.dtype
-    )
+    out = first.buffer.new_zeros(first.layers, first.layout.slot_end, first.buffer.shape[2])
     for pool in pools:
         where = places(pool)
-        slots, rows = ids(list(where)), ids(list(where.values()))
-        if isinstance(pool, ReplicatedKVPool):
+        if pool.space == "replicated":
             assert torch.equal(bits(pool.buffer), bits(first.buffer))
-        out[:, slots] = pool.buffer[:, rows]
+        out[:, ids(list(where))] = pool.buffer[:, ids(list(where.values()))]
     return out
 
 
@@ -180,10 +142,9 @@ def scramble(pools: Sequence[MLATokenToKVPool], seed: int) -> None:
     """Fill every row past the padding page with random bytes, as other requests would."""
     made = torch.Generator().manual_seed(seed)
     for pool in pools:
+        if pool.space == "replicated":
+            made.manual_seed(seed)
         live = pool.buffer[:, pool.layout.page_size :]
-        if isinstance(pool, ReplicatedKVPool):
-            made = torch.Generator().manual_seed(seed)
-            live = pool.buffer[:, pool.layout.page_size * pool.layout.dcp_size :]
         shape = (*live.shape[:-1], live.shape[-1] * live.element_size())
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=made)
         live.copy_(noise.view(live.dtype))
@@ -274,18 +235,3 @@ def holds(pool: StatePool, slot: int, mark: float) -> bool:
     return bool((pool.conv[:, slot] == mark).all()) and bool(
         (pool.temporal[:, slot] == mark + torch.arange(9.0).view(3, 3)).all()
     )
-
-
-def refused_by_all(
-    layout: DcpLayout, kind: str, error: type[KvlabError], text: str, call: Callable[..., object]
-) -> None:
-    """``call(pool)`` raises on every rank, and the buffer stays as it was."""
-    pools = make_pools(layout, kind)
-    scramble(pools, seed=1)
-    for pool in pools:
-        before = bits(pool.buffer).clone()
-        with pytest.raises(error, match=text) as caught:
-            call(pool)
-        assert type(caught.value) is error
-        assert torch.equal(bits(pool.buffer), before)
-        assert pool.audit() == []

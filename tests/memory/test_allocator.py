@@ -1,45 +1,66 @@
 """The allocator: worked examples, upstream's tables, and everything it refuses."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, LayoutError, PoolError
 from kvlab.index import DcpLayout
+from kvlab.memory import PagedTokenToKVPoolAllocator
 
-from .support import allocator, got, ids, pages_in_order, state
+from .support import ids
+
+SMALL = DcpLayout(dcp_size=4, page_size=2, num_pages=4)  # W = 8, slots 8..39
+Allocator = PagedTokenToKVPoolAllocator
+
+
+def allocator(taken: int = 0) -> Allocator:
+    made = Allocator(SMALL)
+    assert got(made.alloc_extend(0, taken)) == list(range(8, 8 + taken))
+    return made
+
+
+def got(slots: Tensor | None) -> list[int]:
+    assert slots is not None
+    assert slots.dtype == torch.int64
+    return [int(x) for x in slots]
+
+
+def pages_in_order(a: Allocator) -> list[int]:
+    """The pages of all that is free, in the order in which they are handed out."""
+    return [slot // a.page_size for slot in got(a.alloc_extend(0, a.available_size()))[::8]]
+
+
+def state(a: Allocator) -> tuple[object, ...]:
+    return (a._free.copy(), a._is_free.copy())
 
 
 @pytest.mark.parametrize(("c", "size", "page"), [(1, 1024, 64), (4, 4096, 256)])
 def test_sixteen_pages_of_the_same_rows_at_any_dcp_size(c: int, size: int, page: int) -> None:
-    layout = DcpLayout(c, 64, 1024 // 64)
-    a = allocator(layout)
-    assert (a.available_size(), a.page_size, layout.num_pages) == (size, page, 16)
+    a = Allocator(DcpLayout(c, 64, 1024 // 64))
+    assert (a.available_size(), a.page_size) == (size, page)
     seen: list[int] = []
     for tokens in (page, 2 * page, 5 * page, 8 * page):
-        slots = torch.tensor(got(a.alloc(tokens)))
+        slots = torch.tensor(got(a.alloc_extend(0, tokens)))
         assert len(torch.unique(slots // c)) == tokens // c
         assert int((slots // c).max()) < 1024 + 64
         seen += slots.tolist()
     assert sorted(seen) == list(range(page, size + page))
     assert a.available_size() == 0
-    assert a.alloc(page) is None
+    assert a.alloc_extend(0, 1) is None
 
 
-@pytest.mark.parametrize(
-    ("tokens", "pages"),
-    [(0, 0), *((n, 1) for n in (1, 2, 3, 4, 63, 64, 65, 255, 256)), (257, 2), (515, 3)],
-)
-def test_a_length_takes_its_pages_and_no_more(tokens: int, pages: int) -> None:
-    a = allocator(DcpLayout(4, 64, 1024 // 64))
-    assert got(a.alloc_extend(0, tokens)) == list(range(256, 256 + tokens))
-    assert a.used_pages == pages
-    assert a.available_size() == (16 - pages) * 256
+def test_a_length_takes_its_pages_and_no_more() -> None:
+    for tokens, pages in [(0, 0), (1, 1), (63, 1), (255, 1), (256, 1), (257, 2), (515, 3)]:
+        a = Allocator(DcpLayout(4, 64, 16))
+        assert got(a.alloc_extend(0, tokens)) == list(range(256, 256 + tokens))
+        assert (a.used_pages, a.available_size()) == (pages, (16 - pages) * 256)
 
 
 def test_the_example_of_the_module() -> None:
-    a = allocator()
-    assert got(a.alloc_extend(0, 10)) == [*range(8, 16), 16, 17]
-    last = 17
+    a, last = allocator(10), 17
     for n in range(11, 17):
         (last,) = got(a.alloc_decode([n], [last]))
         assert last == 16 + n - 9
@@ -49,160 +70,174 @@ def test_the_example_of_the_module() -> None:
 
 
 def test_an_extend_fills_the_last_page_then_whole_pages_then_a_tail() -> None:
-    a = allocator()
-    first = got(a.alloc_extend(0, 3))
-    other = got(a.alloc_extend(0, 1))
-    assert (first, other) == ([8, 9, 10], [16])
-    assert got(a.alloc_extend(3, 18, first[-1])) == [11, 12, 13, 14, 15, *range(24, 32), 32, 33]
+    a = allocator(3)
+    assert got(a.alloc_extend(0, 1)) == [16]
+    assert got(a.alloc_extend(3, 18, 10)) == [11, 12, 13, 14, 15, *range(24, 32), 32, 33]
 
 
 def test_decode_opens_a_page_only_where_a_request_crosses() -> None:
-    a = allocator()
-    full, part = got(a.alloc_extend(0, 8)), got(a.alloc_extend(0, 7))
-    assert got(a.alloc_decode([9, 8, 1], [full[-1], part[-1], -1])) == [24, 23, 32]
-    assert a.available_size() == 0
+    a = allocator(8)
+    part = got(a.alloc_extend(0, 7))
+    assert got(a.alloc_decode([9, 8, 1], [15, part[-1], -1])) == [24, 23, 32]
     # One crosses, none is left: nobody gets a slot, not even the one that needs no page.
     before = state(a)
     assert a.alloc_decode([10, 9], [24, 23]) is None
+    assert a.alloc_extend(9, 40, 24) is None
     assert state(a) == before
     assert got(a.alloc_decode([10], [24])) == [25]
 
 
 def test_nothing_is_a_valid_amount() -> None:
     a = allocator()
-    assert got(a.alloc(0)) == []
-    assert got(a.alloc_extend(0, 0)) == []
     assert got(a.alloc_decode([], [])) == []
     a.free(ids([]))
-    a.free_segments(ids([]), [])
     a.free_segments(ids([]), [(0, 0)])
     assert a.available_size() == 32
     assert a.audit() == []
 
 
-def test_freed_pages_come_back_first() -> None:
+def test_last_locs_as_torch_gives_them_and_a_prefix_page_that_is_shared() -> None:
     a = allocator()
-    slots = got(a.alloc(24))
-    a.free(ids(slots[8:16]))  # page 2
-    a.free(ids(slots[:8]))  # page 1, later: in front
-    assert pages_in_order(a) == [1, 2, 4]
-
-
-def test_none_changes_nothing_not_even_the_order() -> None:
-    a = allocator()
-    slots = got(a.alloc(24))
-    a.free(ids(slots[8:24]))
-    before = state(a)
-    assert a.alloc(40) is None
-    assert a.alloc_extend(8, 40, slots[7]) is None
-    assert a.alloc_decode([9, 1, 1, 1], [slots[7], -1, -1, -1]) is None
-    assert state(a) == before
-
-
-@pytest.mark.parametrize(
-    ("tokens", "error", "text"),
-    [
-        (7, PoolError, r"whole pages of 8 slots: got 7 tokens; use 8, or alloc_extend"),
-        (9, PoolError, r"got 9 tokens; use 16"),
-        (-8, LayoutError, r"tokens must be at least 0: .* got tokens=-8"),
-        (8.0, LayoutError, r"tokens must be an int: .* got 8\.0 \(float\)"),
-        (True, LayoutError, r"tokens must be an int: .* got True \(bool\)"),
-        (2**64, LayoutError, r"tokens must fit int64"),
-    ],
-)
-def test_an_amount_that_is_no_number_of_pages(
-    tokens: int, error: type[Exception], text: str
-) -> None:
-    a = allocator()
-    with pytest.raises(error, match=text):
-        a.alloc(tokens)
-    assert a.available_size() == 32
-
-
-@pytest.mark.parametrize(
-    ("prefix", "length", "last", "error", "text"),
-    [
-        (3, 5, 9, PoolError, r"last_loc must be the slot of position 2: got 9, whose offset 1 in"),
-        (8, 9, 14, PoolError, r"slot of position 7: got 14, whose offset 6 .* is not 7"),
-        (3, 5, -1, PoolError, r"last_loc must be the slot of position 2: got -1"),
-        (3, 5, -6, PoolError, r"last_loc must be the slot of position 2: got -6"),
-        (3, 5, 2, PoolError, r"handed out: got 2 in page 0 of 1\.\.4 \(1 handed out\); read it"),
-        (3, 5, 18, PoolError, r"last_loc must lie in a page that is handed out: got 18 in page 2"),
-        (3, 5, 42, PoolError, r"last_loc must lie in a page that is handed out: got 42 in page 5"),
-        (3, 5, 2**70 + 2, PoolError, r"last_loc must lie in a page that is handed out"),
-        (3, 5, 10.0, IndexSpaceError, r"last_loc must be an int: got 10\.0 \(float\)"),
-        (3, 5, None, IndexSpaceError, r"last_loc must be an int: got None"),
-        (5, 3, 12, LayoutError, r"seq_len must be at least 5: .* got seq_len=3"),
-        (-1, 3, 8, LayoutError, r"prefix_len must be at least 0: .* got prefix_len=-1"),
-        (True, 3, 8, LayoutError, r"prefix_len must be an int"),
-        (0, 3.0, -1, LayoutError, r"seq_len must be an int"),
-    ],
-)
-def test_an_extend_from_where_no_prefix_ends(
-    prefix: int, length: int, last: int, error: type[Exception], text: str
-) -> None:
-    a = allocator()
-    assert got(a.alloc_extend(0, 3)) == [8, 9, 10]
-    before = state(a)
-    with pytest.raises(error, match=text):
-        a.alloc_extend(prefix, length, last)
-    if error is not LayoutError:  # the same last_loc in a decode step, after a good request
-        with pytest.raises(error, match=text):
-            a.alloc_decode([1, prefix + 1], [-1, last])
-    assert state(a) == before
-
-
-@pytest.mark.parametrize(
-    ("lens", "lasts", "error", "text"),
-    [
-        ([4], [10, 10], PoolError, r"seq_lens and last_locs name the same requests: got 1 and 2"),
-        ([4, 4], [10, 10], PoolError, r"two of the 2 requests name last_loc 10, so both would get"),
-        ([0], [-1], LayoutError, r"seq_len must be at least 1"),
-        ([4, True], [10, -1], LayoutError, r"seq_len must be an int"),
-        ([5], [10], PoolError, r"last_loc must be the slot of position 3: got 10"),
-    ],
-)
-def test_a_decode_step_that_is_none(
-    lens: list[int], lasts: list[int], error: type[Exception], text: str
-) -> None:
-    a = allocator()
-    assert got(a.alloc_extend(0, 3)) == [8, 9, 10]
-    before = state(a)
-    with pytest.raises(error, match=text):
-        a.alloc_decode(lens, lasts)
-    assert state(a) == before
-
-
-def test_requests_may_share_a_whole_prefix_page_and_open_pages_of_their_own() -> None:
-    a = allocator()
-    assert got(a.alloc(8))[-1] == 15
-    assert got(a.alloc_decode([9, 9], [15, 15])) == [16, 24]
-
-
-def test_last_locs_as_torch_gives_them() -> None:
-    a = allocator()
-    slots = a.alloc_extend(0, 3)
+    slots = a.alloc_extend(0, 7)
     assert slots is not None
-    assert got(a.alloc_extend(3, 4, slots[-1])) == [11]  # type: ignore[arg-type]
-    assert got(a.alloc_decode([5], ids([11]))) == [12]  # type: ignore[arg-type]
+    assert got(a.alloc_extend(7, 8, slots[-1])) == [15]  # type: ignore[arg-type]
+    assert got(a.alloc_decode([9, 9], ids([15, 15]))) == [16, 24]  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("break_it", ["twice", "map", "padding", "lost"])
-def test_the_audit_finds_each_corruption(break_it: str) -> None:
-    a = allocator()
-    slots = got(a.alloc(16))
-    a.free(ids(slots))
+# --- frees ----------------------------------------------------------------------------------------
+
+
+def test_a_free_gives_a_page_back_whatever_part_of_it_is_named_and_the_last_comes_first() -> None:
+    a = allocator(32)
+    a.free(torch.tensor([31, 24], dtype=torch.int32))
+    a.free(ids([9, 9]))
+    assert pages_in_order(a) == [1, 3]
+
+
+@pytest.mark.parametrize("order", [[(8, 9), (9, 24)], [(9, 24), (8, 9)], [(8, 9), (9, 9), (9, 24)]])
+def test_touching_ranges_free_each_page_once(order: list[tuple[int, int]]) -> None:
+    # test_free_kv_row_coalesce upstream: page 8 (512 / 64), a row of 24.
+    a = allocator(24)
+    a.free_segments(torch.arange(8, 32), order)
+    assert pages_in_order(a) == [2, 3, 4]
+
+
+def test_ranges_of_a_row_on_shuffled_pages_free_the_pages_of_that_row() -> None:
+    a = allocator(32)
+    row = torch.cat([torch.arange(24, 32), torch.arange(8, 16), torch.arange(32, 35)])
+    a.free_segments(row.to(torch.int32), [(8, 19)])
+    assert pages_in_order(a) == [1, 4]
+
+
+def test_a_page_is_freed_once() -> None:
+    a, slots = allocator(24), torch.arange(8, 32)
+    a.free(slots[:4])
+    with pytest.raises(PoolError, match=r"page 1 \(slots 8\.\.15\) is freed already"):
+        a.free(slots[4:16])
+    with pytest.raises(PoolError, match="is freed already"):
+        a.free_segments(slots, [(0, 24)])
+    assert a.available_size() == 16
     assert a.audit() == []
-    if break_it == "twice":
-        a._free.append(a._free[0])
-        text = "a page is listed as free twice"
-    elif break_it == "map":
-        a._is_free[1] = False
-        text = "the free list and the page map disagree"
-    elif break_it == "padding":
-        a._free.append(0)
-        text = "the padding page is listed as free"
-    else:
-        a._free.pop()
-        text = "the free list and the page map disagree"
+
+
+# --- what is refused: nothing has changed ---------------------------------------------------------
+
+Call = Callable[[Allocator], object]
+
+
+def extend(prefix: int, length: int, last: object) -> Call:
+    return lambda a: a.alloc_extend(prefix, length, last)  # type: ignore[arg-type]
+
+
+def decode(lens: list[int], lasts: list[object]) -> Call:
+    return lambda a: a.alloc_decode(lens, lasts)  # type: ignore[arg-type]
+
+
+def free(*slots: int) -> Call:
+    return lambda a: a.free(ids(slots))
+
+
+def segments(*ranges: tuple[int, int], row: list[int] | None = None) -> Call:
+    return lambda a: a.free_segments(ids(range(8, 27) if row is None else row), list(ranges))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (extend(3, 5, 9), PoolError, r"last_loc must be the slot of position 2: got 9, whose off"),
+        (extend(3, 5, -6), PoolError, r"last_loc must be the slot of position 2: got -6"),
+        (extend(3, 5, 2), PoolError, r"handed out: got 2 in page 0 of 1\.\.4 \(3 handed out\); re"),
+        (extend(3, 5, 34), PoolError, r"last_loc must lie in a page that is handed out: got 34 in"),
+        (extend(3, 5, 42), PoolError, r"last_loc must lie in a page that is handed out: got 42 in"),
+        (extend(3, 5, 10.0), IndexSpaceError, r"last_loc must be an int: got 10\.0 \(float\)"),
+        (extend(5, 3, 12), LayoutError, r"seq_len must be at least 5: .* got seq_len=3"),
+        (extend(-1, 3, 8), LayoutError, r"prefix_len must be at least 0: .* got prefix_len=-1"),
+        (decode([1, 4], [-1, 9]), PoolError, r"last_loc must be the slot of position 2: got 9"),
+        (decode([4], [10, 10]), PoolError, r"name the same requests: got 1 and 2"),
+        (decode([4, 4], [10, 10]), PoolError, r"two of the 2 requests name last_loc 10, so both"),
+        (decode([0], [-1]), LayoutError, r"seq_len must be at least 1"),
+        (
+            free(8, 32),
+            PoolError,
+            r"page 4 \(slots 32\.\.39\) is freed already: one free a page; no",
+        ),
+        (
+            free(8, 7),
+            IndexSpaceError,
+            r"widened slot must lie in \[8, 40\): got 7 at index 1; 1 of",
+        ),
+        (free(8, -1), IndexSpaceError, r"\[8, 40\): got -1 at index 1; .* only slots that the al"),
+        (free(40), IndexSpaceError, r"widened slot must lie in \[8, 40\): got 40 at index 0"),
+        (segments((8, 9), (12, 19)), IndexSpaceError, r"segment at 12 shares page 1 with the one"),
+        (segments((9, 19)), IndexSpaceError, r"must begin on a page: got 9, page size 8"),
+        (segments((8, 16), (12, 19)), IndexSpaceError, r"ranges must not overlap: \[12, 19\)"),
+        (segments((16, 8)), IndexSpaceError, r"0 <= begin <= end: got \[16, 8\)"),
+        (segments((8, 20)), PoolError, r"must lie in the row: it ends at 20, the row at 19"),
+        (
+            segments((0, 8), row=[9, *range(9, 16)]),
+            PoolError,
+            r"position 0 begins a page of 8, so its slot must too: got slot 9",
+        ),
+        (
+            segments((0, 16), row=[*range(8, 16), *range(8, 16)]),
+            PoolError,
+            r"names one page twice among \[1, 1\]; nothing was freed",
+        ),
+        (
+            segments((0, 8), row=[*range(8)]),
+            PoolError,
+            r"a page must lie in \[1, 4\]: got 0; the row names a slot that was never",
+        ),
+        (segments((0, 8), row=[*range(40, 48)]), PoolError, r"must lie in \[1, 4\]: got 5"),
+        (segments((0, 8), row=[-8] * 8), PoolError, r"must lie in \[1, 4\]: got -1"),
+        (
+            segments((0, 16), row=[*range(8, 16), *range(32, 40)]),
+            PoolError,
+            r"page 4 \(slots 32\.\.39\) is freed already: one free",
+        ),
+    ],
+)
+def test_what_the_allocator_refuses_changes_nothing(
+    call: Call, error: type[Exception], text: str
+) -> None:
+    a = allocator(19)
+    before = state(a)
+    with pytest.raises(error, match=text):
+        call(a)
+    assert state(a) == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "text"),
+    [
+        (lambda a: a._free.append(a._free[0]), "a page is listed as free twice"),
+        (lambda a: a._is_free.__setitem__(1, False), "the free list and the page map disagree"),
+        (lambda a: a._free.append(0), "the padding page is listed as free"),
+        (lambda a: a._free.pop(), "the free list and the page map disagree"),
+    ],
+)
+def test_the_audit_finds_each_corruption(harm: Callable[[Allocator], object], text: str) -> None:
+    a = allocator()
+    assert a.audit() == []
+    harm(a)
     assert text in a.audit()

@@ -2,7 +2,6 @@
 other."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -10,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvlab.errors import BackupError, LayoutError, PoolError
+from kvlab.errors import BackupError, PoolError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
-from kvlab.memory import KvBackup, MLATokenToKVPool, PageTable, ReplicatedKVPool, UnifiedKVPool
+from kvlab.memory import MLATokenToKVPool, PageTable, UnifiedKVPool
 from kvlab.memory.codec import RowCodec
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -29,19 +28,18 @@ def values(seed: int, rows: int, elements: int, spread: float) -> Tensor:
     return torch.randn(rows, elements, generator=chance) * sizes
 
 
-def pool(kind: str = "sharded", dtype: torch.dtype = E4M3, scaled: bool = True) -> MLATokenToKVPool:
+def pool(dtype: torch.dtype = E4M3, scaled: bool = True, unified: bool = False) -> MLATokenToKVPool:
     rules = {"layers": 2, "kv_lora_rank": 5, "qk_rope_head_dim": 2, "dtype": dtype}
-    if kind == "resolved":
+    if unified:
         table = PageTable(LAYOUT, 8)
-        table.map_pages([5, 1, 2, 6, 7])
+        assert table.map_pages([5, 1, 2, 6, 7])
         return UnifiedKVPool(table, 1, scaled=scaled, **rules)
-    made = MLATokenToKVPool if kind == "sharded" else ReplicatedKVPool
-    return made(LAYOUT, 1, scaled=scaled, **rules)  # type: ignore[arg-type]
+    return MLATokenToKVPool(LAYOUT, 1, scaled=scaled, **rules)  # type: ignore[arg-type]
 
 
-def written(kind: str = "sharded") -> tuple[MLATokenToKVPool, list[Tensor]]:
+def written(unified: bool = False) -> tuple[MLATokenToKVPool, list[Tensor]]:
     """A pool that holds OLD, and what it reads there in each layer."""
-    made = pool(kind)
+    made = pool(unified=unified)
     for layer in range(2):
         rows = values(layer, 11, 7, 2.0)
         made.set_mla_kv_buffer(layer, OLD, rows[:, :5], rows[:, 5:])
@@ -59,11 +57,9 @@ def test_the_worked_example_of_the_module() -> None:
     assert row[0, :3].view(E4M3).tolist() == [224.0, -448.0, 4.5]
     assert codec.scales(row).tolist() == pytest.approx([1 / 448])
     assert codec.decode(row)[0].tolist() == pytest.approx([0.5, -1.0, 0.010045], rel=1e-4)
-    codec.scales(row)[0] = 1.0
-    assert codec.decode(row)[0].tolist() == [224.0, -448.0, 4.5]
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     dtype=st.sampled_from([E4M3, E5M2]),
     elements=st.integers(1, 70),
@@ -81,14 +77,8 @@ def test_each_element_comes_back_within_half_a_step_of_its_code(
     of_value, of_scale = BOUNDS[dtype]
     bound = torch.maximum(given_rows.abs() * of_value, scale * of_scale) * (1 + 1e-5)
     assert bool(((back - given_rows).abs() <= bound).all())
-
-
-def test_without_a_scale_small_rows_are_lost() -> None:
-    small = values(3, 20, 16, 0.0) * 1e-4
-    plain, scaled = RowCodec(E4M3, 16), RowCodec(E4M3, 16, scaled=True)
-    assert bool((plain.decode(plain.encode(small.to(E4M3))).float() == 0).all())
-    back = scaled.decode(scaled.encode(small))
-    assert float((back - small).abs().max()) < 1e-4 * 0.25
+    codes = stored[:, :elements].view(dtype).float()  # the largest value has the largest code
+    assert bool((codes.abs().amax(dim=1) == torch.finfo(dtype).max).all())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -111,28 +101,20 @@ def test_zeros_and_the_least_numbers_come_back() -> None:
     assert float(codec.decode(codec.encode(least)).abs().max()) < 2e-38
 
 
-@pytest.mark.parametrize("kind", ["sharded", "replicated", "resolved"])
-def test_a_restored_request_reads_bit_for_bit_what_it_read(kind: str) -> None:
-    made, before = written(kind)
+def test_rows_keep_their_scales_through_a_backup_a_move_and_a_compaction() -> None:
+    made, before = written(unified=True)
+    assert isinstance(made, UnifiedKVPool)
     backup = made.get_cpu_copy(OLD)
     made.fill(made.resolve(OLD), math.nan)
     assert all(bool(torch.isnan(rows).all()) for rows in read(made, OLD))
     made.load_cpu_copy(backup, NEW)
+    made.move_kv_cache(OLD.ids, NEW.ids)
+    made.table.unmap_pages([1, 2])
+    made.apply_moves(made.table.compact())
     for a, b in zip(before, read(made, NEW), strict=True):
         assert torch.equal(a, b)
-    assert made.audit() == []
-
-
-@pytest.mark.parametrize("kind", ["sharded", "replicated", "resolved"])
-def test_a_restore_that_forgets_the_scales_reads_other_values(kind: str) -> None:
-    made, before = written(kind)
-    backup = made.get_cpu_copy(OLD)
-    rows = made.resolve(NEW).ids
-    left = made.scales[:, rows].clone()
-    made.load_cpu_copy(backup, NEW)
-    made.scales[:, rows] = left + 1.0
-    apart = [float((a - b).abs().max()) for a, b in zip(before, read(made, NEW), strict=True)]
-    assert min(apart) > 1.0
+    made.scales[:, made.resolve(NEW).ids] += 1.0  # without them other values are read
+    assert min(float((a - b).abs().max()) for a, b in zip(before, read(made, NEW))) > 1.0  # noqa: B905
 
 
 def test_a_scale_that_changed_on_the_host_is_seen_by_the_checksum() -> None:
@@ -150,25 +132,6 @@ def test_rows_with_and_without_scales_are_not_restored_into_each_other() -> None
             other.load_cpu_copy(made.get_cpu_copy(OLD), NEW)
 
 
-def test_a_move_takes_the_scales_along() -> None:
-    made, before = written()
-    made.move_kv_cache(NEW.ids, OLD.ids)
-    for a, b in zip(before, read(made, NEW), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_compaction_takes_the_scales_along() -> None:
-    made, _ = written("resolved")
-    assert isinstance(made, UnifiedKVPool)
-    backup: KvBackup = made.get_cpu_copy(OLD)
-    made.load_cpu_copy(backup, NEW)
-    before = read(made, NEW)
-    made.table.unmap_pages([1, 2])
-    made.apply_moves(made.table.compact())
-    for a, b in zip(before, read(made, NEW), strict=True):
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, E4M3, E5M2])
 def test_filled_rows_read_the_value_and_no_other_row_does(dtype: torch.dtype) -> None:
     made = pool(dtype=dtype, scaled=dtype.itemsize == 1)
@@ -177,8 +140,6 @@ def test_filled_rows_read_the_value_and_no_other_row_does(dtype: torch.dtype) ->
     found = made.get_rows(1, every).float()
     assert set(found.flatten().tolist()) == {0.0, 3.5}
     assert torch.nonzero((found == 3.5).all(dim=1)).flatten().tolist() == [5, 7]
-    with pytest.raises(ValueError, match="a read takes PhysicalRows"):
-        made.fill(torch.tensor([1]), 0.0)  # type: ignore[arg-type]
 
 
 def test_a_written_padding_scale_is_a_written_padding_page() -> None:
@@ -188,25 +149,7 @@ def test_a_written_padding_scale_is_a_written_padding_page() -> None:
 
 
 def test_scales_where_there_are_none_are_refused() -> None:
-    with pytest.raises(PoolError, match=r"rows of torch\.float8_e4m3fn have no scale: make the"):
+    with pytest.raises(PoolError, match=r"rows of torch\.float8_e4m3fn have no scale; make the"):
         _ = pool(scaled=False).scales
     with pytest.raises(PoolError, match=r"got scaled=True for rows of torch\.bfloat16"):
         pool(dtype=torch.bfloat16)
-
-
-def test_a_codec_refuses_what_is_no_number_and_no_size() -> None:
-    codec: Any = RowCodec(E4M3, 4, True)
-    for number in ("x", None, 1j, True):
-        with pytest.raises(PoolError, match="rows are filled with one number"):
-            codec.filled(number, torch.device("cpu"))
-    for elements in (0, -1, True, 1.5):
-        with pytest.raises(LayoutError, match="elements must be"):
-            RowCodec(E4M3, elements)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dtype", [E4M3, E5M2])
-def test_the_largest_value_of_a_row_is_the_largest_code_of_its_dtype(dtype: torch.dtype) -> None:
-    codec = RowCodec(dtype, 6, True)
-    rows = codec.encode(values(3, 20, 6, 2.0))
-    codes = rows[:, :6].view(dtype).float()
-    assert codes.abs().amax(dim=1).tolist() == [torch.finfo(dtype).max] * 20

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
+from kvlab.errors import IndexSpaceError, RankMismatchError
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
 from kvlab.memory import MLATokenToKVPool, PageTable, ReplicatedKVPool, UnifiedKVPool
 
 from .support import (
@@ -25,11 +26,11 @@ from .support import (
     rows_like,
     runs,
     scramble,
-    slots_on,
     write,
 )
 
 SMALL = DcpLayout(dcp_size=2, page_size=2, num_pages=3)  # slots 4..15, rows 2..7
+C14 = DcpLayout(dcp_size=2, page_size=2, num_pages=2)
 
 
 def test_the_example_of_the_module() -> None:
@@ -43,7 +44,7 @@ def test_the_example_of_the_module() -> None:
 
 
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_all_ranks_together_hold_each_token_once_and_nothing_else(data: st.DataObject) -> None:
     layout = data.draw(layouts())
     kind = data.draw(st.sampled_from(KINDS))
@@ -56,7 +57,7 @@ def test_all_ranks_together_hold_each_token_once_and_nothing_else(data: st.DataO
     if data.draw(st.booleans()):
         loc = loc.to(torch.int32)
     values = rows_like(pools[0], len(loc))
-    values[:, loc < wide] = torch.nan
+    values[:, loc < wide] = torch.nan  # upstream issue 36207: padding wrote NaN rows into slot 0
     scramble(pools, seed=1)
     want = assemble(pools)
     want[:, loc[loc >= wide].long()] = values[:, loc >= wide].to(dtype).view(want.dtype)
@@ -66,15 +67,15 @@ def test_all_ranks_together_hold_each_token_once_and_nothing_else(data: st.DataO
 
 
 @given(run=runs(), kind=st.sampled_from(KINDS), dtype=st.sampled_from(DTYPES))
-@settings(max_examples=80)
+@settings(max_examples=60)
 def test_what_is_written_is_read_back_through_the_dtype_bit_by_bit(
     run: Run, kind: str, dtype: torch.dtype
 ) -> None:
-    pools = make_pools(run.layout, kind, dtype=dtype)
+    pools, by_row = (make_pools(run.layout, kind, dtype=dtype) for _ in range(2))
     values = rows_like(pools[0], len(run.old))
     write(pools, ids(run.old), values)
     seen: list[int] = []
-    for pool in pools:
+    for pool, twin in zip(pools, by_row, strict=True):
         rows = pool.resolve(run.old_slots)
         seen += rows.source.tolist()
         for layer in range(pool.layers):
@@ -84,6 +85,8 @@ def test_what_is_written_is_read_back_through_the_dtype_bit_by_bit(
             found = torch.cat([nope.view(pool.buffer.dtype), rope.view(pool.buffer.dtype)], dim=1)
             want = values[layer, rows.source].to(dtype).view(pool.buffer.dtype)
             assert torch.equal(bits(found), bits(want))
+            twin.put_rows(layer, twin.resolve(run.old_slots), values[layer, rows.source])
+        assert torch.equal(bits(pool.buffer), bits(twin.buffer))
     times = run.layout.dcp_size if kind == "replicated" else 1
     assert sorted(seen) == sorted(list(range(len(run.old))) * times)
 
@@ -91,27 +94,13 @@ def test_what_is_written_is_read_back_through_the_dtype_bit_by_bit(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_each_bit_pattern_of_a_dtype_survives(dtype: torch.dtype) -> None:
     """NaNs, infinities, signed zeros, and subnormals too: what goes in as bytes comes out."""
-    width = torch.empty(0, dtype=dtype).element_size()
-    patterns = torch.arange(256, dtype=torch.uint8).repeat_interleave(width).view(dtype)
+    patterns = torch.arange(256, dtype=torch.uint8).repeat_interleave(dtype.itemsize).view(dtype)
     layout = DcpLayout(dcp_size=2, page_size=64, num_pages=2)
     pools = make_pools(layout, layers=1, nope=1, rope=0, dtype=dtype)
     write(pools, torch.arange(128, 384), patterns.view(1, 256, 1))
     assert torch.equal(
         assemble(pools)[0, 128:].view(torch.uint8), patterns.view(256, 1).view(torch.uint8)
     )
-
-
-def test_a_padded_batch_row_with_nan_leaves_the_padding_page_alone() -> None:
-    # Upstream issue 36207: padding slots wrote NaN rows into slot 0.
-    for kind in KINDS:
-        pools = make_pools(SMALL, kind)
-        write(pools, ids([0, 0, -1, 3, 2, 1, 0]), torch.full((2, 7, 3), torch.nan))
-        assert all(not pool.buffer.any() for pool in pools)
-        write(pools, ids([0, 9, 0]), torch.full((2, 3, 3), torch.nan))
-        assert sum(int(pool.buffer.isnan().any(dim=2).sum()) for pool in pools) == (
-            4 if kind == "replicated" else 2
-        )
-        assert all(pool.audit() == [] for pool in pools)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,7 +119,7 @@ def test_rows_before_and_behind_the_buffer_are_not_touched(kind: str) -> None:
     write(pools, torch.arange(-1, 16), torch.cat([torch.ones(2, 5, 3), values], dim=1))
     for pool in pools:
         backup = pool.get_cpu_copy(slots)
-        pool.buffer[:, pool.row_layout.first_row :] = 5
+        pool.buffer[:, pool.layout.first_row :] = 5
         pool.load_cpu_copy(backup, slots)
         pool.move_kv_cache(ids([4, 5]), ids([14, 15]))
     assert torch.equal(assemble(pools)[:, 6:], values[:, 2:])
@@ -140,29 +129,21 @@ def test_rows_before_and_behind_the_buffer_are_not_touched(kind: str) -> None:
         assert not wider[4:6].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_pool_takes_any_float_dtype_any_stride_and_no_graph(
-    kind: str, dtype: torch.dtype
-) -> None:
+def test_a_pool_takes_any_float_dtype_any_stride_and_no_graph(dtype: torch.dtype) -> None:
     slots = torch.arange(4, 16)
-    for given_as in (torch.float64, torch.float32, torch.bfloat16, *DTYPES):
-        pools = make_pools(SMALL, kind, dtype=dtype)
+    for given_as in (torch.float64, *DTYPES):
+        pools = make_pools(SMALL, dtype=dtype)
         nope = torch.randn(NOPE, 24).to(given_as).T[::2]  # neither dimension is contiguous
-        rope = torch.randn(ROPE, 12).T.to(given_as).expand(12, ROPE)
+        rope = torch.randn(ROPE, 12).T.expand(12, ROPE)
         for pool in pools:
             pool.set_mla_kv_buffer(1, torch.arange(8, 32)[::2] // 2, nope, rope)
             assert not pool.buffer[0].any()
         want = torch.cat([nope.to(dtype), rope.to(dtype)], dim=1).view(pools[0].buffer.dtype)
         assert torch.equal(bits(assemble(pools)[1, 4:]), bits(want))
     for pool in pools:
-        for layer in range(2):
-            pool.set_mla_kv_buffer(
-                layer,
-                WidenedSlots(slots),
-                torch.ones(12, NOPE, requires_grad=True),
-                torch.ones(12, ROPE, requires_grad=True) * 2,
-            )
+        grown = torch.ones(12, NOPE, requires_grad=True), torch.ones(12, ROPE, requires_grad=True)
+        pool.set_mla_kv_buffer(0, WidenedSlots(slots), *grown)
         assert not pool.buffer.requires_grad
         pool.load_cpu_copy(pool.get_cpu_copy(WidenedSlots(slots)), WidenedSlots(slots))
 
@@ -180,7 +161,7 @@ def test_the_bound_of_a_write_is_the_bound_of_the_widened_space() -> None:
 
 
 @given(st.data())
-@settings(max_examples=60)
+@settings(max_examples=50)
 def test_a_move_on_all_ranks_is_a_move_of_the_whole(data: st.DataObject) -> None:
     layout, kind = data.draw(layouts()), data.draw(st.sampled_from(KINDS))
     pools = make_pools(layout, kind)
@@ -207,27 +188,16 @@ def test_a_move_on_all_ranks_is_a_move_of_the_whole(data: st.DataObject) -> None
     assert all(pool.audit() == [] for pool in pools)
 
 
-def test_two_rows_can_be_swapped_by_one_move() -> None:
-    (pool,) = make_pools(DcpLayout(1, 2, 3))
-    scramble([pool], seed=3)
-    before = pool.buffer.clone()
-    pool.move_kv_cache(ids([4, 5]), ids([5, 4]))
-    assert torch.equal(pool.buffer[:, [4, 5]], before[:, [5, 4]])
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_upstream_names_say_what_upstream_says(rank: int) -> None:
+def test_upstream_names_say_what_upstream_says() -> None:
     layout = DcpLayout(dcp_size=4, page_size=64, num_pages=4)
-    table = PageTable(layout, physical_pages=3)
     options: dict[str, Any] = {"layers": 3, "kv_lora_rank": 4, "qk_rope_head_dim": 2}
-    sharded = MLATokenToKVPool(layout, rank, **options)
-    draft = ReplicatedKVPool(layout, rank, **options)
-    unified = UnifiedKVPool(table, rank, **options)
-    assert [pool.write_loc_dcp_span for pool in (sharded, draft, unified)] == [4, 1, 1]
-    for pool, rows in ((sharded, 320), (draft, 1280), (unified, 256)):
-        assert tuple(pool.buffer.shape) == (3, rows, 6)
-    size = "3 layers x 320 rows x 6 torch.bfloat16, 0.0 MiB on cpu"
-    assert repr(sharded) == f"MLATokenToKVPool(rank {rank} of 4, {size})"
+    for rank in range(4):
+        sharded = MLATokenToKVPool(layout, rank, **options)
+        draft = ReplicatedKVPool(layout, rank, **options)
+        unified = UnifiedKVPool(PageTable(layout, physical_pages=3), rank, **options)
+        assert [pool.write_loc_dcp_span for pool in (sharded, draft, unified)] == [4, 1, 1]
+        for pool, rows in ((sharded, 320), (draft, 1280), (unified, 256)):
+            assert tuple(pool.buffer.shape) == (3, rows, 6)
 
 
 def test_the_upstream_regression_rows_3_to_5_get_the_former_rows_0_to_2() -> None:
@@ -243,10 +213,8 @@ def test_the_upstream_regression_rows_3_to_5_get_the_former_rows_0_to_2() -> Non
     backup = pool.get_cpu_copy(WidenedSlots(torch.arange(12, 24)))
     assert backup.kv[:, :, 0].tolist() == [[3, 4, 5], [103, 104, 105]]
     pool.load_cpu_copy(backup, WidenedSlots(torch.arange(24, 36)))
-    assert torch.equal(pool.buffer[:, 6:9], before[:, 3:6])
-    assert torch.equal(
-        pool.buffer[:, [*range(6), *range(9, 12)]], before[:, [*range(6), *range(9, 12)]]
-    )
+    before[:, 6:9] = before[:, 3:6]
+    assert torch.equal(pool.buffer, before)
 
 
 def test_the_upstream_resolved_pool_copies_the_rows_that_it_is_told() -> None:
@@ -254,40 +222,40 @@ def test_the_upstream_resolved_pool_copies_the_rows_that_it_is_told() -> None:
     pool = make_pools(layout, nope=1, rope=0)[1]
     pool.buffer[:, 1:, 0] = torch.arange(1.0, 8.0) + torch.tensor([[0.0], [100.0]])
     rows = PhysicalRows.assume_physical(torch.arange(8), layout, rank=1)
-    backup = pool.get_cpu_copy(rows)
-    assert torch.equal(backup.kv, pool.buffer)
-    assert (backup.positions, backup.rows) == (8, 8)
+    assert torch.equal(pool.get_cpu_copy(rows).kv, pool.buffer)
 
 
-def test_a_request_on_two_pages_lies_where_the_cards_were_dealt() -> None:
-    for turn in (1, 2, 4):
-        layout = DcpLayout(dcp_size=3, page_size=4, num_pages=4, interleave=turn)
-        pools = make_pools(layout)
-        slots = slots_on([4, 2], layout, 0, 20)
-        values = rows_like(pools[0], 20)
-        write(pools, ids(slots), values)
-        for at, slot in enumerate(slots):
-            owner, row = deal(layout)[slot]
-            assert torch.equal(pools[owner].buffer[:, row], values[:, at])
+# --- a pool that every rank holds whole must hold every id that the allocator issues --------------
 
 
-@given(
-    kind=st.sampled_from(KINDS),
-    dtype=st.sampled_from(DTYPES),
-    n=st.integers(0, 24),
-    seed=st.integers(0, 99),
-)
-def test_whole_rows_are_stored_as_a_write_to_their_slots_stores_them(
-    kind: str, dtype: torch.dtype, n: int, seed: int
-) -> None:
-    slots = WidenedSlots(torch.arange(8, 8 + n))
-    values = torch.randn(n, 3, generator=torch.Generator().manual_seed(seed))
-    layout = DcpLayout(4, 2, 4)
-    by_slot, by_row = (make_pools(layout, kind, dtype=dtype) for _ in range(2))
-    for one, two in zip(by_slot, by_row, strict=True):
-        one.set_mla_kv_buffer(1, slots, values[:, :2], values[:, 2:])
-        rows = two.resolve(slots)
-        two.put_rows(1, rows, values[rows.source])
-        assert torch.equal(bits(one.buffer), bits(two.buffer))
-        if dtype.itemsize != 1:
-            assert torch.equal(two.get_rows(1, rows), values[rows.source].to(dtype))
+def test_two_pages_at_dcp_2_are_twelve_rows_and_not_six() -> None:
+    assert [pool.rows_per_rank for pool in make_pools(C14, "replicated")] == [12, 12]
+    assert [pool.rows_per_rank for pool in make_pools(C14)] == [6, 6]
+
+
+def test_every_rank_holds_every_slot_the_padding_page_is_a_widened_one_and_moves_are_local() -> (
+    None
+):
+    pools = make_pools(C14, "replicated")
+    slots, values = torch.arange(4, 12), rows_like(pools[0], 8)
+    write(pools, torch.arange(-1, 12), torch.cat([torch.ones(2, 5, 3), values], dim=1))
+    assert torch.equal(assemble(pools)[:, slots], values)
+    for pool in pools:
+        rows = pool.resolve(WidenedSlots(slots))
+        assert torch.equal(rows.ids, slots)
+        pool.move_kv_cache(ids([6]), ids([5]))  # two owners in a sharded pool (c13)
+        assert torch.equal(pool.buffer[:, 6], values[:, 1])
+        assert pool.audit() == []
+        with pytest.raises(IndexSpaceError, match=r"write slot must lie in \[-1, 12\): got 12"):
+            pool.set_mla_kv_buffer(0, ids([12]), torch.ones(1, 2), torch.ones(1, 1))
+        pool.buffer[0, 3] = 1
+        assert pool.audit() == ["the padding page of rank 0 was written"]
+
+
+def test_rows_of_a_sharded_pool_are_not_its_rows() -> None:
+    replicated, sharded = make_pools(C14, "replicated")[0], make_pools(C14)[0]
+    slots = WidenedSlots(torch.arange(4, 8))
+    with pytest.raises(RankMismatchError, match=r"rows of rank 1 .* cannot index the pool of rank"):
+        replicated.get_mla_kv_buffer(0, localize(slots, C14, 1))
+    with pytest.raises(RankMismatchError, match=r"rows of rank 0 .*dcp_size=1, page_size=4"):
+        sharded.get_mla_kv_buffer(0, replicated.resolve(slots))

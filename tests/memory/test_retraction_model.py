@@ -87,11 +87,11 @@ class Retraction(RuleBasedStateMachine):
             assert self.node.allocator.available_size() == self.node.layout.capacity_tokens
 
 
-Retraction.TestCase.settings = settings(max_examples=60, stateful_step_count=20)
+Retraction.TestCase.settings = settings(max_examples=20, stateful_step_count=20)
 test_no_order_of_steps_loses_or_mixes_up_a_token = Retraction.TestCase
 
 
-@pytest.mark.parametrize("c", SIZES)
+@pytest.mark.parametrize("c", [1, 3])
 def test_retraction_under_natural_pressure(c: int) -> None:
     """Four requests outgrow the pool; the youngest leaves, and resumes when there is room."""
     layout = DcpLayout(dcp_size=c, page_size=2, num_pages=12)
@@ -116,7 +116,7 @@ def test_retraction_under_natural_pressure(c: int) -> None:
             break
     assert finished == 4
     assert retractions > 0
-    assert node.pages.moves > 0
+    assert node.pages.compactions
 
 
 class RawPool(MLATokenToKVPool):

@@ -7,23 +7,18 @@ from hypothesis import strategies as st
 
 from kvlab import ops
 from kvlab.errors import IndexSpaceError
-from kvlab.memory.transfer import checksum_of
+from kvlab.memory.backup import checksum_of
 from kvlab.ops.rows import whole_pages
 
 from .support import bits, ids
 
 WIDTHS = [
-    (torch.uint8, 3),
     (torch.uint8, 1),
     (torch.uint8, 6),
     (torch.uint8, 12),
     (torch.uint8, 16),
-    (torch.bfloat16, 1),
     (torch.bfloat16, 5),
-    (torch.float16, 4),
-    (torch.float32, 1),
     (torch.float32, 3),
-    (torch.float32, 4),
 ]
 
 
@@ -76,7 +71,7 @@ def choices(draw: st.DrawFn) -> tuple[list[int], int, int]:
 @given(choice=choices(), width=st.sampled_from(WIDTHS), block=st.sampled_from((1, 2, 100, 4096)))
 # A page that begins with its first row and has the others in another order: seldom drawn.
 @example(choice=([0, 2, 1, 3, 4, 5], 3, 6), width=(torch.float32, 3), block=4096)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_gather_and_scatter_are_advanced_indexing(
     choice: tuple[list[int], int, int], width: tuple[torch.dtype, int], block: int
 ) -> None:
@@ -98,18 +93,16 @@ def test_gather_and_scatter_are_advanced_indexing(
         assert torch.equal(bits(target), bits(want))
 
 
-@pytest.mark.parametrize("page", [1, 3, 64])
-def test_more_rows_than_a_block_holds(page: int) -> None:
-    total = 3 * 4096 // page * page
+def test_more_rows_than_a_block_holds() -> None:
+    page, total = 3, 3 * 1365 * 2
     rows = ids([p * page + i for p in reversed(range(total // page)) for i in range(page)])
-    for chosen in (rows, rows[:-1], rows[1:], rows.flip(0), rows[:4096], rows[:4097]):
-        buffer = noise(2, total, 3, dtype=torch.uint8)
+    buffer = noise(2, total, 3, dtype=torch.uint8)
+    for chosen in (rows, rows[1:], rows[:4097]):
         out = torch.empty(2, len(chosen), 3, dtype=torch.uint8)
         assert gather_rows(buffer, chosen, out, page) == checksum(out, page)
         assert torch.equal(out, buffer[:, chosen])
-        back = torch.zeros_like(buffer)
+        back, want = torch.zeros_like(buffer), torch.zeros_like(buffer)
         scatter_rows(back, chosen, out, page)
-        want = torch.zeros_like(buffer)
         want[:, chosen] = out
         assert torch.equal(back, want)
 
@@ -121,30 +114,23 @@ def test_the_same_row_may_be_read_twice() -> None:
     assert torch.equal(out, buffer[:, [4, 5, 4, 5]])
 
 
-@pytest.mark.parametrize(
-    ("rows", "page", "whole"),
-    [
+def test_whole_pages_are_in_order_from_their_first_row() -> None:
+    for rows, page, whole in (
         ([], 2, 0),
         ([4], 2, 0),
-        ([4, 5], 2, 2),
         ([4, 5, 8, 9, 6], 2, 4),
         ([5, 4], 2, 0),
         ([5, 6], 2, 0),
         ([4, 5, 7, 6, 8, 9], 2, 0),
-        ([4, 6], 2, 0),
         ([7, 3, 9], 1, 3),
         ([6, 7, 8, 0, 1, 2, 3], 3, 6),
         ([4, 4], 2, 0),
-    ],
-)
-def test_whole_pages_are_in_order_from_their_first_row(
-    rows: list[int], page: int, whole: int
-) -> None:
-    assert whole_pages(ids(rows), page) == whole
+    ):
+        assert whole_pages(ids(rows), page) == whole
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_the_checksum_sees_a_changed_element_and_exchanged_blocks_or_layers(
     data: st.DataObject,
 ) -> None:

@@ -4,7 +4,8 @@ Copies beside the caller are tested on streams of the CPU: at once, as late as c
 orders (``late``). Whatever goes wrong on the way, pool, request and arena are as they were.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from kvlab.memory import (
 )
 from kvlab.memory.transfer import Work
 
-from .late import CPU, Caller, LateStreams, PromptStreams, Stream, late, prompt
+from .late import CPU, Event, LateStreams, PromptStreams, Stream, late, prompt
 from .support import (
     DTYPES,
     KINDS,
@@ -51,8 +52,8 @@ from .support import (
 LAYOUT = DcpLayout(dcp_size=2, page_size=2, num_pages=8)  # slots 4..35
 
 
-def slots_from(first: int, n: int, start: int = 0) -> WidenedSlots:
-    return WidenedSlots(ids(range(first, first + n)), start)
+def slots_from(first: int, n: int) -> WidenedSlots:
+    return WidenedSlots(ids(range(first, first + n)))
 
 
 OLD, NEW = slots_from(4, 11), slots_from(20, 11)
@@ -60,21 +61,24 @@ TRANSFERS: dict[str, Callable[[int], StagedTransfer]] = {
     "at once": prompt,
     "late": lambda room: late(None, room),
     "shuffled": lambda room: late(1, room),
-    "shuffled again": lambda room: late(2, room),
 }
 every_transfer = pytest.mark.parametrize("how", sorted(TRANSFERS))
-either = pytest.mark.parametrize("wait", [True, False])
 
 
-def put_on(
-    pools: Sequence[MLATokenToKVPool], make: Callable[[], StagedTransfer]
-) -> list[StagedTransfer]:
+def put_on(pools: Sequence[MLATokenToKVPool], make: Callable[[], StagedTransfer]) -> None:
     """Give each pool a transfer of its own."""
-    made = [make() for _ in pools]
-    for pool, transfer in zip(pools, made, strict=True):
-        transfer.require_pool(pool.buffer)
-        pool.transfer = transfer
-    return made
+    for pool in pools:
+        pool.transfer = make()
+        pool.transfer.require_pool(pool.buffer)
+
+
+def twins(kind: str = "sharded", room: int = 10_000, **sizes: Any) -> list[MLATokenToKVPool]:
+    """Rank 0's pool on a late transfer, and one of the same bytes that copies at once."""
+    pools = [make_pools(LAYOUT, kind, **sizes)[0] for _ in range(2)]
+    put_on(pools[:1], lambda: late(None, room))
+    for one in pools:
+        scramble([one], seed=1)
+    return pools
 
 
 def staged(how: str) -> list[MLATokenToKVPool]:
@@ -91,20 +95,22 @@ def whole(backup: KvBackup) -> bytes:
     return bytes(backup.kv.contiguous().view(-1).view(torch.uint8).numpy())
 
 
+def same(one: MLATokenToKVPool, other: MLATokenToKVPool) -> bool:
+    return torch.equal(bits(one.buffer), bits(other.buffer))
+
+
 # --- the same bytes -------------------------------------------------------------------------------
 
 
-def same_as_at_once(
-    run: Run, kind: str, dtype: torch.dtype, how: str, room: float, wait: bool
-) -> None:
+def same_as_at_once(run: Run, kind: str, dtype: torch.dtype, how: str, room: float) -> None:
     """Backup, overwriting, restore: bytes, checksums and the other rows as without staging."""
     plain, others = (make_pools(run.layout, kind, dtype=dtype) for _ in range(2))
     row = others[0].buffer.shape[2] * others[0].buffer.element_size()
-    transfers = put_on(others, lambda: TRANSFERS[how](int(room * row)))
+    put_on(others, lambda: TRANSFERS[how](int(room * row)))
     for pools in (plain, others):
         scramble(pools, seed=1)
     want = [pool.get_cpu_copy(run.old_slots) for pool in plain]
-    found = [pool.get_cpu_copy(run.old_slots, wait=wait) for pool in others]
+    found = [pool.get_cpu_copy(run.old_slots, wait=room > 2) for pool in others]
     for pools in (plain, others):
         for pool in pools:
             pool.before_write()
@@ -112,15 +118,12 @@ def same_as_at_once(
     for one, other, here, there in zip(want, found, plain, others, strict=True):
         assert one.checksum == other.checksum
         assert whole(one) == whole(other)
-        assert torch.equal(one.source, other.source)
         here.load_cpu_copy(one, run.new_slots)
         there.load_cpu_copy(other, run.new_slots)
-        assert other.spent
     assert torch.equal(bits(assemble(plain)), bits(assemble(others)))
-    for pool, transfer in zip(others, transfers, strict=True):
+    for pool in others:
         assert pool.audit() == []
         assert pool.host.lent_bytes == 0
-        assert transfer.allocated_bytes <= transfer.staging_bytes
 
 
 @given(
@@ -129,13 +132,12 @@ def same_as_at_once(
     dtype=st.sampled_from(DTYPES),
     how=st.sampled_from(sorted(TRANSFERS)),
     room=st.sampled_from((1, 1.5, 2, 3, 4.9, 7, 1000)),  # rows that fit staging
-    wait=st.booleans(),
 )
-@settings(max_examples=150)
+@settings(max_examples=40)
 def test_bytes_checksums_and_other_rows_are_those_of_copies_at_once(
-    run: Run, kind: str, dtype: torch.dtype, how: str, room: float, wait: bool
+    run: Run, kind: str, dtype: torch.dtype, how: str, room: float
 ) -> None:
-    same_as_at_once(run, kind, dtype, how, room, wait)
+    same_as_at_once(run, kind, dtype, how, room)
 
 
 @every_transfer
@@ -145,29 +147,24 @@ def test_rows_of_many_blocks_have_the_checksum_of_copies_at_once(
     monkeypatch.setattr("kvlab.ops.rows._BLOCK_ROWS", 4)
     layout = DcpLayout(2, page_size=2, num_pages=12)
     old, new = slots_on(range(12, 0, -1), layout, 0, 45), slots_on(range(1, 13), layout, 0, 45)
-    for room in (1, 5, 7, 500):
-        same_as_at_once(Run(layout, 0, old, new), "sharded", DTYPES[3], how, room, wait=False)
+    for room in (1, 5, 500):
+        same_as_at_once(Run(layout, 0, old, new), "sharded", DTYPES[3], how, room)
 
 
 def test_slots_may_be_another_requests_before_the_rows_have_been_read() -> None:
-    for c in (1, 2):
-        (pool, *_), (twin, *_) = (make_pools(DcpLayout(c, 2, 8)) for _ in range(2))
-        put_on([pool], late)
-        for one in (pool, twin):
-            scramble([one], seed=1)
-        slots = torch.arange(2 * c, 2 * c + 7)
-        want = twin.get_cpu_copy(WidenedSlots(slots.clone()))
-        rows = pool.resolve(WidenedSlots(slots))
-        backups = [pool.get_cpu_copy(s, wait=False) for s in (WidenedSlots(slots), rows)]
-        slots.fill_(0)
-        assert [backup.checksum for backup in backups] == [want.checksum] * 2
+    pool, twin = twins()
+    slots = torch.arange(4, 11)
+    want = twin.get_cpu_copy(WidenedSlots(slots.clone()))
+    rows = pool.resolve(WidenedSlots(slots))
+    backups = [pool.get_cpu_copy(s, wait=False) for s in (WidenedSlots(slots), rows)]
+    slots.fill_(0)
+    assert [backup.checksum for backup in backups] == [want.checksum] * 2
 
 
 @every_transfer
-@either
+@pytest.mark.parametrize("wait", [True, False])
 def test_all_ranks_and_the_state_come_back_together(how: str, wait: bool) -> None:
-    layout = DcpLayout(3, 2, 8)
-    pools, states = make_pools(layout, host=HostArena(grain=64)), state_pool()
+    pools, states = make_pools(DcpLayout(3, 2, 8), host=HostArena(grain=64)), state_pool()
     put_on(pools, lambda: TRANSFERS[how](40))
     scramble(pools, seed=1)
     old, new = taken(states), taken(states)
@@ -176,70 +173,77 @@ def test_all_ranks_and_the_state_come_back_together(how: str, wait: bool) -> Non
     truth = assemble(pools)
     truth[:, new_slots.ids] = truth[:, old_slots.ids]
     backups = back_up_ranks(pools, old_slots, states, old, wait=wait)
-    assert [backup.state is not None for backup in backups] == [True, False, False]
     assert not wait or all(backup.done for backup in backups)
     restore_ranks(pools, backups, new_slots, states, new)
-    assert all(backup.spent for backup in backups)
     assert torch.equal(bits(assemble(pools)), bits(truth))
     assert bool((states.temporal[:, new] == 7.0).all())
     assert pools[0].host.lent_bytes == 0
-    assert [law for pool in pools for law in pool.audit()] == []
+
+
+@pytest.mark.parametrize("how", [None, *sorted(TRANSFERS)])
+@pytest.mark.parametrize("inside_first", [True, False])
+def test_copies_begun_in_inference_mode_serve_outside_of_it_and_the_other_way_round(
+    how: str | None, inside_first: bool
+) -> None:
+    pool, twin = twins()
+    pool.transfer = HostTransfer() if how is None else TRANSFERS[how](40)
+    want = twin.get_cpu_copy(OLD)
+    with torch.inference_mode(inside_first):
+        first = pool.get_cpu_copy(WidenedSlots(OLD.ids.clone()), wait=False)
+        second = pool.get_cpu_copy(OLD, wait=False)
+    with torch.inference_mode(not inside_first):
+        assert second.checksum == want.checksum
+        second.discard()
+        pool.load_cpu_copy(first, NEW)
+    with torch.inference_mode(inside_first):
+        pool.get_cpu_copy(OLD).discard()
+    twin.load_cpu_copy(want, NEW)
+    assert same(pool, twin)
 
 
 # --- orders ---------------------------------------------------------------------------------------
 
 
-def writes() -> dict[str, Callable[[MLATokenToKVPool], None]]:
-    def store(pool: MLATokenToKVPool) -> None:
-        for layer in range(pool.layers):
-            pool.set_mla_kv_buffer(layer, OLD, torch.ones(11, 2), torch.ones(11, 1))
-
-    def put(pool: MLATokenToKVPool) -> None:
-        rows = pool.resolve(OLD)
-        for layer in range(pool.layers):
-            pool.put_rows(layer, rows, torch.ones(len(rows), 3))
-
-    return {
-        "set_mla_kv_buffer": store,
-        "put_rows": put,
-        "fill": lambda pool: pool.fill(pool.resolve(OLD), 1.0),
-        "move": lambda pool: pool.move_kv_cache(OLD.ids, NEW.ids),
-        "restore": lambda pool: pool.load_cpu_copy(pool.get_cpu_copy(NEW, wait=False), OLD),
-    }
+def store(pool: MLATokenToKVPool) -> None:
+    pool.set_mla_kv_buffer(1, OLD, torch.ones(11, 2), torch.ones(11, 1))
 
 
-@pytest.mark.parametrize("room", [12, 40, 10_000])
-@pytest.mark.parametrize("write", sorted(writes()))
+def put(pool: MLATokenToKVPool) -> None:
+    rows = pool.resolve(OLD)
+    pool.put_rows(1, rows, torch.ones(len(rows), 3))
+
+
+WRITES: dict[str, Callable[[MLATokenToKVPool], None]] = {
+    "set_mla_kv_buffer": store,
+    "put_rows": put,
+    "fill": lambda pool: pool.fill(pool.resolve(OLD), 1.0),
+    "move": lambda pool: pool.move_kv_cache(OLD.ids, NEW.ids),
+    "restore": lambda pool: pool.load_cpu_copy(pool.get_cpu_copy(NEW, wait=False), OLD),
+}
+
+
+@pytest.mark.parametrize("write", sorted(WRITES))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_write_comes_after_the_backups_in_flight(
-    kind: str, write: str, room: int
-) -> None:
-    pools, plain = make_pools(LAYOUT, kind), make_pools(LAYOUT, kind)
-    put_on(pools, lambda: late(None, room))
-    for group in (pools, plain):
-        scramble(group, seed=1)
-    for pool, twin in zip(pools, plain, strict=True):
-        want = twin.get_cpu_copy(OLD)
-        backup = pool.get_cpu_copy(OLD, wait=False)
+def test_every_kind_of_write_comes_after_the_backups_in_flight(kind: str, write: str) -> None:
+    for room in (12, 40, 10_000):
+        pool, twin = twins(kind, room)
+        want, backup = twin.get_cpu_copy(OLD), pool.get_cpu_copy(OLD, wait=False)
         assert not backup.done
-        writes()[write](twin)
-        writes()[write](pool)
+        WRITES[write](twin)
+        WRITES[write](pool)
         backup.wait()
         assert whole(backup) == whole(want)
-        assert torch.equal(bits(pool.buffer), bits(twin.buffer))
+        assert same(pool, twin)
 
 
-@pytest.mark.parametrize("write", sorted(set(writes()) - {"restore"}))
+@pytest.mark.parametrize("write", sorted(set(WRITES) - {"restore"}))
 def test_each_of_them_would_be_too_early_if_it_did_not_ask(
     write: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (pool, _), (twin, _) = make_pools(LAYOUT), make_pools(LAYOUT)
-    put_on([pool], late)
+    pool, twin = twins()
     monkeypatch.setattr(pool, "before_write", lambda: None)
-    for one in (pool, twin):
-        scramble([one], seed=1)
     want, backup = twin.get_cpu_copy(OLD), pool.get_cpu_copy(OLD, wait=False)
-    writes()[write](pool)
+    WRITES[write](pool)
     backup.wait()
     assert whole(backup) != whole(want)
 
@@ -250,35 +254,29 @@ def test_a_compaction_comes_after_the_backups_in_flight(
 ) -> None:
     table = PageTable(DcpLayout(2, 2, 4), physical_pages=4)
     assert table.map_pages([1, 2, 3])
-    pools = pools_on(table)
-    put_on(pools, late)
-    for pool in pools:
-        pool.buffer[:] = torch.arange(pool.buffer.shape[1])[:, None] + 1.0
-    slots = slots_from(4, 4)  # virtual page 1, physical page 1
-    backups = [pool.get_cpu_copy(slots, wait=False) for pool in pools]
+    pool = pools_on(table)[0]
+    put_on([pool], late)
+    pool.buffer[:] = torch.arange(pool.buffer.shape[1])[:, None] + 1.0
+    backup = pool.get_cpu_copy(slots_from(4, 4), wait=False)  # virtual page 1, physical page 1
     table.unmap_pages([1])
     moves = table.compact()
     assert moves == [(3, 1)]
-    for pool, backup in zip(pools, backups, strict=True):
-        if not asks:
-            monkeypatch.setattr(pool, "before_write", lambda: None)
-        pool.apply_moves(moves)
-        backup.wait()
-        assert backup.kv[0, :, 0].tolist() == ([3.0, 4.0] if asks else [7.0, 8.0])
+    if not asks:
+        monkeypatch.setattr(pool, "before_write", lambda: None)
+    pool.apply_moves(moves)
+    backup.wait()
+    assert backup.kv[0, :, 0].tolist() == ([3.0, 4.0] if asks else [7.0, 8.0])
 
 
 @given(seed=st.integers(0, 10_000), room=st.integers(12, 200), data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_whatever_overtakes_what_requests_keep_their_rows(
     seed: int, room: int, data: st.DataObject
 ) -> None:
     """Three requests are backed up, written over and restored in any order, by one transfer and
     in one arena."""
-    arena, transfer = HostArena(grain=64), late(seed, room)
-    (pool, *_), (twin, *_) = make_pools(LAYOUT, host=arena), make_pools(LAYOUT)
-    pool.transfer = transfer
-    for one in (pool, twin):
-        scramble([one], seed=1)
+    pool, twin = twins()
+    pool.transfer = late(seed, room)
     places = [slots_from(4, 7), slots_from(12, 8), slots_from(20, 5)]
     away: dict[int, tuple[KvBackup, KvBackup]] = {}
     for step in range(data.draw(st.integers(1, 12))):
@@ -296,28 +294,22 @@ def test_whatever_overtakes_what_requests_keep_their_rows(
         assert mine.checksum == other.checksum
         mine.discard()
     assert pool.audit() == []
-    assert torch.equal(bits(pool.buffer), bits(twin.buffer))
-    assert arena.lent_bytes == 0
-
-
-class Deaf(Stream):
-    """Its works do not wait for the other stream's."""
-
-    def wait_event(self, event: object) -> None:
-        return
+    assert same(pool, twin)
+    assert pool.host.lent_bytes == 0
 
 
 class OneDeaf(LateStreams):
-    """Of the two streams of a transfer the one of this number is deaf."""
+    """Of the two streams of a transfer the one of this number does not wait for the other."""
 
     def __init__(self, seed: int, deaf: int | None) -> None:
         super().__init__(seed)
         self.deaf = deaf
 
     def stream(self) -> Stream:
-        kind = Deaf if len(self._streams) == self.deaf else Stream
-        self._streams.append(kind(self))
-        return self._streams[-1]
+        stream = super().stream()
+        if len(self._streams) - 1 == self.deaf:
+            stream.waits = False
+        return stream
 
 
 @pytest.mark.parametrize("deaf", [None, 0, 1])
@@ -326,31 +318,26 @@ def test_a_stream_that_does_not_wait_for_staging_spoils_copies_in_some_orders(
     deaf: int | None, restoring: bool
 ) -> None:
     spoilt = 0
-    for seed in range(30):
-        (pool, *_), (twin, *_) = make_pools(LAYOUT, layers=4), make_pools(LAYOUT, layers=4)
-        for one in (pool, twin):
-            scramble([one], seed=1)
-        backup = pool.get_cpu_copy(OLD)  # at once
+    for seed in range(20):
+        pool, twin = twins(layers=4)
+        backup = twin.get_cpu_copy(OLD)
         pool.transfer = StagedTransfer(OneDeaf(seed, deaf), CPU, 24)
         try:
             if restoring:
                 pool.load_cpu_copy(backup, NEW)
+                twin.move_kv_cache(NEW.ids, OLD.ids)
+                spoilt += not same(pool, twin)
             else:
-                backup = pool.get_cpu_copy(OLD)
-                spoilt += whole(backup) != whole(twin.get_cpu_copy(OLD))
+                spoilt += whole(pool.get_cpu_copy(OLD)) != whole(backup)
         except BackupError:  # the checksum saw it
             spoilt += 1
-            continue
-        twin.move_kv_cache(NEW.ids, OLD.ids)
-        if restoring:
-            spoilt += not torch.equal(bits(pool.buffer), bits(twin.buffer))
-    assert spoilt == 0 if deaf is None else spoilt > 10
+    assert spoilt == 0 if deaf is None else spoilt > 6
 
 
 # --- a whole node ---------------------------------------------------------------------------------
 
-CONFIG = NodeConfig(DcpLayout(dcp_size=4, page_size=4, num_pages=12), reserved_decode_tokens=16)
-REQUESTS = tuple(Request(i, 0.0, 16, 64) for i in range(4))
+CONFIG = NodeConfig(DcpLayout(dcp_size=2, page_size=4, num_pages=12), reserved_decode_tokens=8)
+REQUESTS = tuple(Request(i, 0.0, 8, 32) for i in range(4))
 
 
 def cells(seed: int | None, room: int, host_bytes: int | None = None) -> FingerprintCells:
@@ -359,7 +346,7 @@ def cells(seed: int | None, room: int, host_bytes: int | None = None) -> Fingerp
 
 
 @pytest.mark.parametrize("host_bytes", [None, 0, 4096])
-@pytest.mark.parametrize(("seed", "room"), [(None, 100), (3, 40), (4, 10_000)])
+@pytest.mark.parametrize(("seed", "room"), [(None, 100), (3, 40)])
 def test_the_node_does_what_one_with_copies_at_once_does(
     seed: int | None, room: int, host_bytes: int | None
 ) -> None:
@@ -370,7 +357,7 @@ def test_the_node_does_what_one_with_copies_at_once_does(
     assert result == StepNode(CONFIG, plain, check_every_step=True).run(REQUESTS)
     assert result.counters.retracted_requests + result.counters.declined_backups > 0
     assert node.audit() == held.audit() == []
-    assert [pool.host.lent_bytes for pool in held.pools] == [0] * 4
+    assert [pool.host.lent_bytes for pool in held.pools] == [0, 0]
 
 
 def test_rows_that_are_written_over_in_flight_are_seen_at_the_first_restore(
@@ -386,7 +373,8 @@ def test_rows_that_are_written_over_in_flight_are_seen_at_the_first_restore(
 # --- failures -------------------------------------------------------------------------------------
 
 
-def failing(patch: pytest.MonkeyPatch, op: str, at: int, error: BaseException) -> None:
+@contextmanager
+def failing(op: str, at: int, error: BaseException) -> Iterator[None]:
     """The ``at``-th call of the op raises."""
     real, calls = getattr(ops, op), 0
 
@@ -397,81 +385,40 @@ def failing(patch: pytest.MonkeyPatch, op: str, at: int, error: BaseException) -
             raise error
         real(*given, **options)
 
-    patch.setattr(ops, op, sometimes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, op, sometimes)
+        yield
 
 
 @every_transfer
-@either
 @pytest.mark.parametrize("at", [0, 1, 3])
-def test_a_gather_that_fails_loses_the_backup_and_nothing_else(
-    how: str, wait: bool, at: int
-) -> None:
-    (pool, _) = staged(how)
-    unchanged = untouched([pool])
-    with pytest.MonkeyPatch.context() as patch:
-        failing(patch, "gather_rows", at, RuntimeError("device lost"))
-        if wait:
-            with pytest.raises(RuntimeError, match="device lost"):
-                pool.get_cpu_copy(OLD)
-        else:
-            backup = pool.get_cpu_copy(OLD, wait=False)
-            pool.before_write()  # who writes is not told of another's failure
-            for _ in range(2):
+def test_a_gather_that_fails_loses_the_backup_and_nothing_else(how: str, at: int) -> None:
+    for wait in (True, False):
+        (pool, _) = staged(how)
+        unchanged = untouched([pool])
+        with failing("gather_rows", at, RuntimeError("device lost")):
+            if wait:
                 with pytest.raises(RuntimeError, match="device lost"):
-                    backup.wait()
-            assert backup.spent
-            with pytest.raises(BackupError, match="was lost on its way to the host; back the req"):
-                backup.discard()
-    unchanged()
-    assert pool.audit() == []
-    pool.load_cpu_copy(pool.get_cpu_copy(OLD), OLD)  # and the transfer works on
-    unchanged()
+                    pool.get_cpu_copy(OLD)
+            else:
+                backup = pool.get_cpu_copy(OLD, wait=False)
+                pool.before_write()  # who writes is not told of another's failure
+                for _ in range(2):
+                    with pytest.raises(RuntimeError, match="device lost"):
+                        backup.wait()
+                assert backup.spent and backup.done
+                with pytest.raises(BackupError, match="was lost on its way to the host; back the"):
+                    pool.load_cpu_copy(backup, NEW)
+        unchanged()
+        pool.load_cpu_copy(pool.get_cpu_copy(OLD), NEW)
 
 
-@every_transfer
-def test_a_rank_that_fails_gives_back_what_all_took(how: str) -> None:
-    pools = staged(how)
+def test_a_lost_rank_takes_the_others_backups_with_it() -> None:
+    pools = staged("late")
     unchanged = untouched(pools)
-    with pytest.MonkeyPatch.context() as patch:
-        failing(patch, "gather_rows", 6, RuntimeError("device lost"))
-        with pytest.raises(RuntimeError, match="device lost"):
-            back_up_ranks(pools, OLD)
+    with failing("gather_rows", 4, RuntimeError("device lost")), pytest.raises(RuntimeError):
+        back_up_ranks(pools, OLD)
     unchanged()
-
-
-@every_transfer
-@either
-def test_a_full_arena_declines_before_anything_is_in_flight(how: str, wait: bool) -> None:
-    (pool, _) = staged(how)
-    pool.host = HostArena(capacity_bytes=128, grain=64)
-    unchanged = untouched([pool])
-    with pytest.raises(BackupError, match="a backup must fit the host arena: 144 bytes for 11 pos"):
-        pool.get_cpu_copy(OLD, wait=wait)
-    unchanged()
-
-
-@pytest.mark.parametrize("how", [None, *sorted(TRANSFERS)])
-def test_a_host_copy_that_changed_is_found_and_no_request_has_its_rows(how: str | None) -> None:
-    (pool, _) = make_pools(LAYOUT) if how is None else staged(how)
-    backup = pool.get_cpu_copy(OLD)
-    want = pool.buffer.clone()
-    backup.kv.view(torch.uint8)[1, 2, 3] ^= 1
-    text = (
-        r"^the host copy changed since it was made: checksum [0-9a-f]{32}, expected "
-        rf"{backup.checksum} \(6 rows\); it was written to the new rows, which hold no request: "
-        r"free their slots, discard the backup, recompute the request$"
-    )
-    for _ in range(2):
-        with pytest.raises(BackupError, match=text):
-            pool.load_cpu_copy(backup, NEW)
-        assert not backup.spent
-    kept = torch.ones(pool.buffer.shape[1], dtype=torch.bool)
-    kept[pool.resolve(NEW).ids] = False
-    assert torch.equal(bits(pool.buffer[:, kept]), bits(want[:, kept]))
-    assert pool.host.lent_bytes > 0
-    backup.discard()
-    assert pool.host.lent_bytes == 0
-    assert pool.audit() == []
 
 
 @every_transfer
@@ -479,21 +426,23 @@ def test_a_scatter_that_fails_can_be_tried_again(how: str) -> None:
     pools = staged(how)
     backups = back_up_ranks(pools, OLD)
     before = [pool.buffer.clone() for pool in pools]
-    with pytest.MonkeyPatch.context() as patch:
-        failing(patch, "scatter_rows", 7, RuntimeError("device lost"))
-        with pytest.raises(RuntimeError, match="device lost"):
-            restore_ranks(pools, backups, NEW)
+    with (
+        failing("scatter_rows", 7, RuntimeError("lost")),
+        pytest.raises(RuntimeError, match="lost"),
+    ):
+        restore_ranks(pools, backups, NEW)
     assert not any(backup.spent for backup in backups)
     restore_ranks(pools, backups, NEW)
     for pool, was in zip(pools, before, strict=True):
         was[:, pool.resolve(NEW).ids] = was[:, pool.resolve(OLD).ids]
         assert torch.equal(bits(pool.buffer), bits(was))
-        assert pool.audit() == []
         assert pool.host.lent_bytes == 0
 
 
 @every_transfer
-def test_state_and_rows_fail_together(how: str) -> None:
+def test_a_host_copy_that_changed_writes_no_state_and_can_be_restored_once_mended(
+    how: str,
+) -> None:
     (full, _), states = staged(how), state_pool()
     hybrid = HybridLinearKVPool(full, states, full_layer_ids=[3, 7])
     old, new = taken(states), taken(states)
@@ -542,110 +491,90 @@ class Interrupted(LateStreams):
 
 
 class Ticking(Stream):
-    def record_event(self) -> Any:
+    def record_event(self) -> Event:
         self.streams.tick()  # type: ignore[attr-defined]
         return super().record_event()
 
-    def wait_event(self, event: Any) -> None:
+    def wait_event(self, event: Event) -> None:
         self.streams.tick()  # type: ignore[attr-defined]
         super().wait_event(event)
 
 
-def interrupted_pool(seed: int | None) -> tuple[MLATokenToKVPool, Interrupted]:
-    (pool, _), streams = make_pools(LAYOUT), Interrupted(seed)
-    pool.transfer = StagedTransfer(streams, CPU, 40)
-    scramble([pool], seed=1)
-    return pool, streams
+def interrupted_at_every_call(
+    seed: int | None, work: Callable[[MLATokenToKVPool, KvBackup], Any], used_before: bool
+) -> Iterator[tuple[MLATokenToKVPool, torch.Tensor, KvBackup]]:
+    """The pool after an interrupt of ``work`` at each of its calls of the streams, once nothing is
+    queued any more; what it held; and a backup of OLD that was made before, at once."""
+    for at in range(1000):
+        (pool, twin), streams = twins(), Interrupted(seed)
+        pool.transfer = StagedTransfer(streams, CPU, 60)
+        backup = (pool if used_before else twin).get_cpu_copy(OLD)
+        streams.at = at
+        try:
+            work(pool, backup)
+        except KeyboardInterrupt:
+            streams.at = None
+        else:
+            break
+        held = pool.buffer.clone()
+        block = pool.host.take(144)
+        assert block is not None
+        block.fill_(7)
+        for stream in streams._streams:
+            stream.record_event().synchronize()
+        assert bool((block == 7).all())  # another request's backup may be here by now
+        assert torch.equal(bits(pool.buffer), bits(held))
+        pool.host.give(block)
+        yield pool, twin.buffer, backup
+    assert at > 20
 
 
-def time_goes_by(streams: LateStreams) -> None:
-    for stream in streams._streams:
-        stream.record_event().synchronize()
-
-
-seeds = pytest.mark.parametrize("seed", [None, 1, 2])
-
-
-@seeds
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("used_before", [True, False])
 def test_a_backup_that_is_interrupted_while_it_is_queued_writes_nothing_later(
     seed: int | None, used_before: bool
 ) -> None:
-    for at in range(1000):
-        pool, streams = interrupted_pool(seed)
-        if used_before:
-            pool.get_cpu_copy(OLD).discard()
-        want = pool.buffer.clone()
-        streams.at = at
-        try:
-            pool.get_cpu_copy(OLD, wait=False).discard()
-        except KeyboardInterrupt:
-            pass
-        else:
-            break
-        streams.at = None
-        assert pool.host.lent_bytes == 0
-        block = pool.host.take(144)
-        assert block is not None
-        block.fill_(7)
-        time_goes_by(streams)
-        assert bool((block == 7).all())  # another request's backup may be here by now
-        pool.host.give(block)
-        assert pool.audit() == []
-        again = pool.get_cpu_copy(OLD)
-        assert torch.equal(bits(again.kv), bits(want[:, pool.resolve(OLD).ids]))
-        assert torch.equal(bits(pool.buffer), bits(want))
-    assert at > 20
+    def work(pool: MLATokenToKVPool, _: KvBackup) -> None:
+        pool.get_cpu_copy(OLD, wait=False).discard()
+
+    for pool, held, backup in interrupted_at_every_call(seed, work, used_before):
+        assert torch.equal(bits(pool.buffer), bits(held))
+        assert pool.host.lent_bytes == (backup.block.numel() if used_before else 0)
+        assert whole(pool.get_cpu_copy(OLD)) == whole(backup)
 
 
-@seeds
+@pytest.mark.parametrize("seed", [None, 1])
 def test_a_restore_that_is_interrupted_while_it_is_queued_writes_nothing_later(
     seed: int | None,
 ) -> None:
-    for at in range(1000):
-        pool, streams = interrupted_pool(seed)
-        backup = pool.get_cpu_copy(OLD)
-        streams.at = at
-        try:
-            pool.load_cpu_copy(backup, NEW)
-        except KeyboardInterrupt:
-            pass
-        else:
-            break
-        streams.at = None
-        now = pool.buffer.clone()
-        time_goes_by(streams)
-        assert torch.equal(bits(pool.buffer), bits(now))
-        assert not backup.spent
+    def work(pool: MLATokenToKVPool, backup: KvBackup) -> None:
         pool.load_cpu_copy(backup, NEW)
-        new, old = pool.resolve(NEW).ids, pool.resolve(OLD).ids
-        assert torch.equal(bits(pool.buffer[:, new]), bits(pool.buffer[:, old]))
-        assert pool.audit() == []
-        assert pool.host.lent_bytes == 0
-    assert at > 20
+
+    for pool, held, backup in interrupted_at_every_call(seed, work, used_before=True):
+        assert not backup.spent
+        work(pool, backup)
+        held[:, pool.resolve(NEW).ids] = held[:, pool.resolve(OLD).ids]
+        assert torch.equal(bits(pool.buffer), bits(held))
 
 
 @every_transfer
 @pytest.mark.parametrize("op", ["gather_rows", "scatter_rows"])
-@pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_copy_that_is_interrupted_while_it_runs_does_not_pass_for_whole(
-    how: str, op: str, at: int
+    how: str, op: str
 ) -> None:
-    (pool, _) = staged(how)
-    made = pool.get_cpu_copy(OLD)
-    with pytest.MonkeyPatch.context() as patch:
-        failing(patch, op, at, KeyboardInterrupt())
-        with pytest.raises(KeyboardInterrupt):
+    for at in (0, 1, 3):
+        (pool, _) = staged(how)
+        made = pool.get_cpu_copy(OLD)
+        with failing(op, at, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
             if op == "gather_rows":
                 pool.get_cpu_copy(OLD)
             else:
                 pool.load_cpu_copy(made, NEW)
-    assert not made.spent
-    pool.load_cpu_copy(made, NEW)
-    new, old = pool.resolve(NEW).ids, pool.resolve(OLD).ids
-    assert torch.equal(bits(pool.buffer[:, new]), bits(pool.buffer[:, old]))
-    assert pool.audit() == []
-    assert pool.host.lent_bytes == 0
+        assert not made.spent
+        pool.load_cpu_copy(made, NEW)
+        new, old = pool.resolve(NEW).ids, pool.resolve(OLD).ids
+        assert torch.equal(bits(pool.buffer[:, new]), bits(pool.buffer[:, old]))
+        assert pool.host.lent_bytes == 0
 
 
 @every_transfer
@@ -672,46 +601,14 @@ def test_a_landing_that_is_interrupted_is_made_up_for(how: str) -> None:
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def test_a_backup_that_is_discarded_in_flight_leaves_no_trace() -> None:
-    for how in TRANSFERS:
-        pools = staged(how)
-        unchanged = untouched(pools)
-        backups = [pool.get_cpu_copy(OLD, wait=False) for pool in pools]
-        for backup in backups:
-            backup.discard()
-            assert backup.done  # its block was not given back before the copy had ended
-        unchanged()
-
-
-@given(room=st.integers(12, 400), n=st.integers(1, 32), how=st.sampled_from(sorted(TRANSFERS)))
-def test_staging_is_allocated_once_and_never_above_its_parameter(
-    room: int, n: int, how: str
-) -> None:
-    (pool,) = make_pools(DcpLayout(1, 4, 8))
-    (transfer,) = put_on([pool], lambda: TRANSFERS[how](room))
-    stages: list[torch.Tensor] = []
-    with pytest.MonkeyPatch.context() as patch:
-        for op, at in (("gather_rows", 2), ("scatter_rows", 2)):
-            real = getattr(ops, op)
-
-            def seen(*given: Any, _real: Any = real, _at: int = at, **options: Any) -> None:
-                stages.append(given[_at])
-                _real(*given, **options)
-
-            patch.setattr(ops, op, seen)
-        pool.load_cpu_copy(pool.get_cpu_copy(slots_from(4, n), wait=False), slots_from(4, n))
-    first = stages[0].untyped_storage()
-    assert {stage.untyped_storage().data_ptr() for stage in stages} == {first.data_ptr()}
-    assert first.nbytes() == transfer.allocated_bytes == room
-    assert pool.audit() == []
-
-
-def test_the_audit_finds_staging_above_its_parameter() -> None:
-    (pool,) = make_pools(DcpLayout(1, 4, 8))
-    (transfer,) = put_on([pool], lambda: prompt(64))
-    pool.get_cpu_copy(slots_from(4, 3)).discard()
-    transfer.staging_bytes = 63
-    assert pool.audit() == ["staging holds 64 bytes, bound 63"]
+@every_transfer
+def test_a_backup_that_is_discarded_in_flight_leaves_no_trace(how: str) -> None:
+    pools = staged(how)
+    unchanged = untouched(pools)
+    for backup in [pool.get_cpu_copy(OLD, wait=False) for pool in pools]:
+        backup.discard()
+        assert backup.done  # its block was not given back before the copy had ended
+    unchanged()
 
 
 class Watched(PromptStreams):
@@ -736,10 +633,10 @@ class Watched(PromptStreams):
 
 
 @pytest.mark.parametrize("room", [40, 10_000])
-def test_each_side_stream_keeps_all_device_memory_that_its_works_use(
+def test_staging_is_allocated_once_as_large_as_told_and_side_streams_keep_what_they_use(
     room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watched = Watched()
+    watched, stages = Watched(), []
     (pool, _) = make_pools(LAYOUT)
     pool.transfer = StagedTransfer(watched, CPU, room)
     for name in ("gather_rows", "scatter_rows"):
@@ -747,10 +644,14 @@ def test_each_side_stream_keeps_all_device_memory_that_its_works_use(
 
         def moved(*given: Any, _real: Any = real, **options: Any) -> None:
             watched.uses(*given, options["sums"])
+            stages.append(given[2].untyped_storage())
             _real(*given, **options)
 
         monkeypatch.setattr(ops, name, moved)
     pool.load_cpu_copy(pool.get_cpu_copy(OLD, wait=False), NEW)
+    assert {(stage.data_ptr(), stage.nbytes()) for stage in stages} == {
+        (stages[0].data_ptr(), room)
+    }
     assert watched.used
     for stream, used in watched.used.items():
         assert len(used) == 6  # buffer, staging, and of both copies ids and sums
@@ -758,56 +659,22 @@ def test_each_side_stream_keeps_all_device_memory_that_its_works_use(
     assert len(set(map(frozenset, watched.kept.values()))) == 1
 
 
-@pytest.mark.parametrize("how", [None, *sorted(TRANSFERS)])
-@pytest.mark.parametrize("inside_first", [True, False])
-def test_copies_begun_in_inference_mode_serve_outside_of_it_and_the_other_way_round(
-    how: str | None, inside_first: bool
-) -> None:
-    (pool, _), (twin, _) = make_pools(LAYOUT), make_pools(LAYOUT)
-    if how is not None:
-        put_on([pool], lambda: TRANSFERS[how](40))
-    for one in (pool, twin):
-        scramble([one], seed=1)
-    want = twin.get_cpu_copy(OLD)
-    with torch.inference_mode(inside_first):
-        first = pool.get_cpu_copy(WidenedSlots(OLD.ids.clone()), wait=False)
-        second = pool.get_cpu_copy(OLD, wait=False)
-    with torch.inference_mode(not inside_first):
-        assert second.checksum == want.checksum
-        second.discard()
-        pool.load_cpu_copy(first, NEW)
-    with torch.inference_mode(inside_first):
-        pool.get_cpu_copy(OLD).discard()
-    pool.get_cpu_copy(OLD).discard()
-    twin.load_cpu_copy(want, NEW)
-    assert torch.equal(bits(pool.buffer), bits(twin.buffer))
-
-
-# --- what is refused ------------------------------------------------------------------------------
-
-
 def test_a_transfer_that_cannot_copy_a_pools_rows_is_refused_when_the_pool_is_made() -> None:
     def make(transfer: HostTransfer, device: str = "cpu") -> MLATokenToKVPool:
-        sizes = {"layers": 1, "kv_lora_rank": 2, "qk_rope_head_dim": 1, "device": device}
-        return MLATokenToKVPool(LAYOUT, 0, dtype=torch.float32, transfer=transfer, **sizes)  # type: ignore[arg-type]
+        sizes: dict[str, Any] = {"layers": 1, "kv_lora_rank": 2, "qk_rope_head_dim": 1}
+        sizes |= {"dtype": torch.float32, "device": device, "transfer": transfer}
+        return MLATokenToKVPool(LAYOUT, 0, **sizes)
 
     make(late(None, 12)).get_cpu_copy(slots_from(4, 9)).discard()
-    text = (
-        r"^staging memory must hold at least one row of one layer: got staging_bytes=11 for rows "
-        r"of 12 bytes; raise staging_bytes \(a few MiB keep the copy engine busy\)$"
-    )
+    text = r"^staging memory must hold a row of one layer: got staging_bytes=11 for rows of 12 byte"
     with pytest.raises(BackupError, match=text):
         make(late(None, 11))
-    text = r"a transfer copies rows of its own device: the transfer's is cpu, the pool's meta; make"
-    with pytest.raises(PoolError, match=text):
+    with pytest.raises(PoolError, match="a transfer of cpu cannot copy rows of meta"):
         make(late(), "meta")
     with pytest.raises(PoolError, match="a HostTransfer copies rows of the CPU: got a pool"):
         make(HostTransfer(), "meta")
     with pytest.raises(LayoutError, match=r"staging_bytes must be at least 1: bytes of device mem"):
         late(None, 0)
-
-
-# --- the streams themselves -----------------------------------------------------------------------
 
 
 def test_late_streams_run_what_an_event_needs_and_nothing_else() -> None:
@@ -827,24 +694,5 @@ def test_late_streams_run_what_an_event_needs_and_nothing_else() -> None:
     assert (lines, first.query(), last.query()) == ([], False, False)
     last.synchronize()
     assert (lines, first.query(), last.query()) == (["b1", "a1", "b2"], True, True)
-    run(b, "b3")  # nothing orders it after a2
-    b.record_event().synchronize()
-    assert lines == ["b1", "a1", "b2", "b3"]
-    caller = streams.caller()
-    assert isinstance(caller, Caller)
-    caller.wait_event(a.record_event())
+    streams.caller().wait_event(a.record_event())
     assert lines[-1] == "a2"
-
-
-def test_one_seed_is_one_order_and_seeds_differ() -> None:
-    def order(seed: int) -> str:
-        streams, lines = LateStreams(seed), []
-        sides = [streams.stream() for _ in range(3)]
-        for number in range(9):
-            streams.run(sides[number % 3], lambda number=number: lines.append(str(number)))  # type: ignore[misc]
-        for side in sides:
-            side.record_event().synchronize()
-        return "".join(lines)
-
-    assert order(5) == order(5)
-    assert len({order(seed) for seed in range(20)}) > 5

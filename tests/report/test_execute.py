@@ -133,7 +133,7 @@ def test_a_trace_of_the_user_reaches_only_a_run_that_names_it(
     assert kernel_environment(*given, Path("mine.csv"), 1)["KVLAB_TRACE"] == "mine.csv"
 
 
-def test_an_error_message_is_shortened_to_its_last_lines_without_colours() -> None:
+def test_an_error_message_is_shortened_to_its_last_lines_without_colors() -> None:
     assert last_lines("\x1b[31mone\x1b[0m\n\ntwo\nthree\nfour\n") == "two | three | four"
 
 

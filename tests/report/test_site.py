@@ -105,7 +105,7 @@ def test_the_gallery_shows_each_figure_with_definition_origin_numbers_and_files(
         assert f'href="figures/the_points.{ending}" download' in text
 
 
-def test_a_notebook_leads_to_its_neighbours_its_words_its_figures_and_its_file(
+def test_a_notebook_leads_to_its_neighbors_its_words_its_figures_and_its_file(
     built: Built,
 ) -> None:
     text = built.page("notebooks/02_panel.html")

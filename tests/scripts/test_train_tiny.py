@@ -233,7 +233,7 @@ def model() -> Any:
     return made
 
 
-def test_exchanged_requests_go_on_from_their_neighbours_prompt(asked: Questions) -> None:
+def test_exchanged_requests_go_on_from_their_neighbors_prompt(asked: Questions) -> None:
     def plain(histories: Tensor) -> Tensor:
         tokens = torch.cat([histories[:, : asked.prompt], asked.tokens[:, asked.prompt :]], dim=1)
         with torch.no_grad():

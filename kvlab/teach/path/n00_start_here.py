@@ -16,7 +16,6 @@ def owner_by_hand(v: int, c: int) -> tuple[int, int]:
 
     c ranks share the KV of a request. On which rank is slot v, and in which row of that rank's
     buffer? Do two by hand, then write the rule: return (rank, row).
-
     Hint: write the slots 0, 1, 2, ... in lines of c: the column is the rank, the line the row
     """
     layout = DcpLayout(c, page_size=1, num_pages=v // c + 1)
@@ -34,7 +33,6 @@ def wrong_row_by_hand(v: int, c: int, rank: int) -> int:
 
     Somebody uses slot v as a row number on rank `rank`, without localizing it. The buffer is large
     enough. Which slot does the row that is read belong to? Return that slot.
-
     Hint: row v of rank r holds the slot s with s // c == v and s % c == r; solve for s
     Source: SGLang issue 38645.
     """
@@ -63,7 +61,6 @@ def silent_or_loud(v: int, c: int, P: int, N: int) -> str:
     A pool has c ranks, pages of P rows, and N pages that can be handed out. Slot v, which was
     handed out, is used as a row number. Return "silent" when the row exists, so that a wrong row is
     read without an error, and "crash" when it lies past the buffer.
-
     Hint: how many rows has the buffer of one rank? The padding page counts, the factor c not
     Source: SGLang issue 38645.
     """

@@ -23,7 +23,6 @@ def bounds_of_two_spaces(c: int, P: int, N: int) -> tuple[int, int, int, int]:
     A pool has c ranks, pages of P rows on each, and N pages that can be handed out; page 0 is the
     padding page. Return (first slot, end of slots, first row, end of rows): the lowest id that can
     hold a token and one past the highest, in both spaces.
-
     Hint: both spaces have N + 1 pages, numbered from 0; a page has P * c slots, and P rows
     Source: SGLang pull request 33432.
     """
@@ -43,7 +42,6 @@ def phase_of_a_chunk(start: int, c: int, rank: int) -> int:
     A chunk of a request begins at position `start`. Pages begin on multiples of c, so position and
     slot have the same owner. The stride takes every c-th slot of the chunk. At which element of
     the chunk (from 0) must it begin on rank `rank`?
-
     Hint: element 0 belongs to rank start % c; how many steps from there to `rank`?
     Source: SGLang's test of a second chunk (starts 2730, c = 8).
     """
@@ -64,7 +62,6 @@ def localized_twice(answer: object, c: int, P: int, rank: int) -> str:
     divided by c, and then once more. Most rows are dropped, and a count would notice. Find a slot
     of rank `rank` (not of the padding page, whose slots are below P * c) that survives: localized
     twice it still gives one row, and not one of the padding page (below P). Return the slot.
-
     Hint: begin at the end: choose the last row, then a row that localizes to it, then a slot
     Source: SGLang issue 34889.
     """

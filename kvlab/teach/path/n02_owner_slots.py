@@ -24,7 +24,6 @@ def page_table_order(p: int, pages: list[int], c: int, P: int) -> int:
 
     A request owns the widened pages in `pages`, in position order: its first positions are in
     pages[0]. c ranks, P rows of a page on each. Return the slot of position p.
-
     Hint: a page of the allocator has W = P * c slots, and the list is not sorted
     """
     return slots_of(pages, p + 1, P * c)[-1]
@@ -49,7 +48,6 @@ def ragged_tail(length: int, start: int, c: int, rank: int) -> int:
     Of the positions start, start + 1, ..., start + length - 1 of a request, how many does rank
     `rank` of c ranks hold? Neither start nor length need be a multiple of anything, and a rank may
     hold none.
-
     Hint: find the first position of the rank (its phase); from there it holds every c-th
     Source: vLLM issue 50391.
     """
@@ -72,7 +70,6 @@ def longer_turns(v: int, c: int, turn: int) -> tuple[int, int]:
 
     Other engines deal `turn` slots to a rank before the next rank has its turn (the interleave).
     turn = 1 is the rule that you know. On which rank is slot v, in which row? Return (rank, row).
-
     Hint: number the turns: slot v is in turn v // turn, at v % turn within it
     Source: vLLM issue 51031.
     """

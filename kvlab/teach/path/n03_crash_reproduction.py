@@ -33,7 +33,6 @@ def smallest_silent_pool(q: int, c: int, P: int) -> int:
     c ranks, pages of P rows. The slots of page q are used as rows. How many pages N (that can be
     handed out; the padding page comes on top) must the pool have at least, so that the mistake is
     silent for every slot of page q? Find it for q = 1 by hand first.
-
     Hint: write down the last slot of page q and the number of rows of a rank; compare
     Source: SGLang issue 38645.
     """
@@ -65,7 +64,6 @@ def overwritten_positions(victim: list[int], other: list[int], c: int) -> list[i
     A restore with the bug takes the victim's new slots, `victim`, as row numbers, on every rank,
     and writes there; nothing crashes. Another request owns the slots `other`, slot i for its
     position i. Return the positions of the other request that are overwritten, ascending.
-
     Hint: in which row does slot s of the other request lie? Is it among the victim's?
     Source: SGLang issue 38645.
     """
@@ -131,7 +129,6 @@ def a_test_that_sees_it(
     error is raised and yet a token comes back wrong. Slots as an allocator gives them: whole pages
     of P * c slots from the first slot of each, page 0 left out, the last page perhaps in part. N is
     at least 3 * c - 1.
-
     Hint: high pages crash, and the same slots get back what was taken: use two low ones
     Source: SGLang issue 38645.
     """

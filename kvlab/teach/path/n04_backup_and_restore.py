@@ -30,7 +30,6 @@ def positions_to_save(prompt: int, generated: int, c: int, P: int) -> tuple[int,
     A request of `prompt` tokens has generated `generated` tokens (the first one was sampled by the
     prefill) and is retracted between two forwards. c ranks, pages of P rows on each. Return
     (positions that are backed up, widened pages that the allocator must give when it comes back).
-
     Hint: which token has been sampled, and has not been through a forward yet?
     Source: SGLang pull request 39487.
     """
@@ -61,7 +60,6 @@ def localize_then_chunk(ids: list[int], c: int, rank: int, size: int) -> list[li
     `ids` are the slots of positions 0, 1, 2, ... of a request. Rank `rank` of c copies its rows to
     the host in chunks of `size` rows, the last one shorter; a rank without rows has no chunk.
     Return the chunks, a list of lists of rows, in the order of the positions.
-
     Hint: a chunk of slots begins the turn of the ranks anew; a chunk of rows has no turns
     Source: SGLang pull request 39487.
     """
@@ -88,7 +86,6 @@ def shard_then_look_up(v: int, c: int, P: int, v2p: list[int]) -> tuple[int, int
     virtual page q, and v2p[0] = 0. Pages have P rows on each of the c ranks, and page q of the
     allocator is virtual page q. On which rank and in which physical row is virtual slot v? Return
     (rank, row).
-
     Hint: divide by c once; what is left is a row, P to a page; look that page up
     Source: SGLang pull request 36890.
     """
@@ -163,7 +160,6 @@ def restore_into_new_slots(
     check writes `tokens` into the slots `old`, backs them up, lets a newcomer write -tokens into
     the same slots, restores the request into `new` with your method, and reads both: the request
     must find its tokens, and the newcomer must keep its own.
-
     Hint: what does the method take from the new slots? Each rank owns some of them, too
     Source: SGLang pull request 38790.
     """

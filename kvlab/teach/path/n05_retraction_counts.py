@@ -36,7 +36,6 @@ def counter_and_gauge(events: list[tuple[int, str, int]]) -> tuple[int, int]:
     A run is a list of events (step, what, request), steps ascending; `what` is "retract", "resume"
     or "finish", and several requests may be retracted in one step. Return (counter, gauge): the
     retractions of the whole run, and those of the last step that retracted (0 if none did).
-
     Hint: the gauge looks at one step only: which one? A request may be retracted twice
     Source: the metrics num_retracted_requests_total and num_retracted_reqs of SGLang.
     """
@@ -65,7 +64,6 @@ def victim_order(running: list[tuple[int, int]], k: int) -> list[int]:
     joined. k of them are retracted, by the rule of the node: fewest generated first, among equals
     the longest prompt, among equals the last to join. Return their places in `running`, in the
     order in which they leave.
-
     Hint: sort by three numbers, two of them negated
     Source: ScheduleBatch.retract_decode of SGLang.
     """
@@ -94,7 +92,6 @@ def new_token_ratio(survivors: list[tuple[int, int]]) -> float:
     After a retraction the node expects more of the requests that stay. `survivors` are their
     (generated, asked for) tokens. The new ratio: what all of them have generated, and 20 tokens
     more for each, over one more than all that they have asked for; never above 1. Return it.
-
     Hint: 20 for each survivor, the 1 once, and the bound at the end
     Source: SGLang's log line '#new_token_ratio: 0.8024 -> 0.9085'.
     """
@@ -155,7 +152,6 @@ def mid_page_seam(
     freed in two ranges, [kept, seam) and [seam, length), because somebody capped a length at a
     multiple of P. Return a seam, strictly between, that makes the allocator list a page as free
     twice.
-
     Hint: which multiples of P are no multiples of W?
     Source: SGLang pull request 38941.
     """
@@ -227,7 +223,6 @@ def books_of_the_scheduler(
     pages must add up. There is one bug. Return (running, free) that exposes it: two or more
     requests [prompt, generated], each number at least 1, and the free pages of the pool, such that
     after retract() the audit fails. W = P * c.
-
     Hint: compare what held() counts for a request with what retract() gives back for it
     Source: SGLang issues 14939 and 6731 (tokens and pages mixed up in the books).
     """

@@ -37,7 +37,6 @@ def nats_and_log2(lses: list[float], bases: list[str]) -> list[float]:
     Each rank gives the LSE of its scores; some backends in nats (base "e"), some in base "2".
     Return the weights of the ranks in the merged attention: they are in the ratio of the sums of
     exponentials, and add up to 1. LSE may be several hundred, where exp overflows.
-
     Hint: log2(x) = ln(x) / ln(2); convert all to nats, subtract the largest, then exp
     Source: FlashInfer issue 4485.
     """
@@ -76,7 +75,6 @@ def above_the_floor(reference: list[float], run: list[float], floor: float) -> t
     `reference` and `run` are the logprobs of the same tokens, `floor` is the noise floor in nats.
     Return (largest |difference| over the finite ones, 0 if there is none; the first position whose
     |difference| is above 2 * floor, -1 if there is none). A NaN is above every floor.
-
     Hint: a comparison with NaN is false, whichever way round; a drift has no sign
     Source: the comparison of logprobs in SGLang's PD test (tolerance 0.20).
     """
@@ -112,7 +110,6 @@ def empty_shard(outs: list[float], lses: list[float]) -> tuple[float, float]:
     Merge the partials of the ranks, LSE in nats: return (out, lse). A rank without keys has an LSE
     of -inf, or, from some backends, +inf or NaN, and its out is whatever lay in memory, NaN too. If
     no rank has keys the result is (0.0, -inf).
-
     Hint: 0 * NaN is NaN: select the ranks that have keys, before anything is multiplied
     Source: vLLM issue 38416 and FlashMLA pull request 77.
     """
@@ -154,7 +151,6 @@ def repetition(tokens: list[int]) -> float:
     The repetition rate of an output: the share of its positions that end a stretch of at least 8
     tokens in which a block of at most 8 tokens follows itself 3 times or more (so the stretch has
     at least 3 times as many tokens as the block; its last block may be cut). 0 for an empty output.
-
     Hint: a stretch of period k: each token equals the one k before; count how long that holds
     Source: the report on SGLang pull request 39487 (4 of 48 restored requests repeat).
     """
@@ -197,7 +193,6 @@ def merge_of_three(answer: Any, outs: list[float], suspect: type[TreeMerge] = Tr
     does one with equal outputs. `outs` are the outputs of three ranks or more. Return a list of LSE
     in nats, one a rank, between -50 and 50, or -inf for a rank without keys, for which the merged
     output is off by more than 0.01.
-
     Hint: what should the LSE of two merged shards be, if both had 0? And who uses it?
     """
     listed = isinstance(answer, list) and len(answer) == len(outs)

@@ -37,7 +37,6 @@ def bytes_of_a_backup(
     An MLA model keeps one row of latent + rope elements a token and layer, `item` bytes an element.
     A request with KV for positions 0 .. tokens-1 is backed up on c ranks. How many bytes does rank
     `rank` copy?
-
     Hint: key and value are one row; 1001 tokens on 8 ranks are 126 on rank 0, 125 on others
     Source: the public configs of the models (data/models/geometry.csv).
     """
@@ -65,7 +64,6 @@ def bandwidth_floor(tokens: int, c: int, token_bytes: int, gb_per_s: float) -> f
     link of its own, gb_per_s GB a second (1 GB = 10**9 bytes); one token has token_bytes bytes in
     all layers. Nothing can be faster than the link. After how many seconds, at least, has the last
     rank finished?
-
     Hint: which rank holds most, and how many tokens is that?
     """
     most = max(int(get_dcp_lens(torch.tensor(tokens), Shard(c, rank))) for rank in range(c))
@@ -93,7 +91,6 @@ def replicated_index(budget: int, c: int, P: int, row: int, index: int) -> int:
     own share; and it keeps the index entries (`index` bytes each) of *all* tokens of the widened
     page, P * c of them. Whole pages only, and one of them is the padding page, which has index
     entries too. How many tokens do the c ranks hold together?
-
     Hint: first the bytes of one page on one rank; then whole pages; then take one off
     Source: SGLang issue 31821 (2,292,288 tokens a rank become 4,252,416 at DCP 2).
     """
@@ -144,7 +141,6 @@ def break_even(token_bytes: int, c: int, mb_per_s: int, fixed_us: int, prefill_p
     microseconds and then, on every rank at once, n * token_bytes / c bytes at mb_per_s (1 MB =
     10**6 bytes). Or it can be prefilled again, prefill_per_s tokens a second. Return the smallest
     whole n >= 1 for which copying is strictly faster, or -1 if there is none.
-
     Hint: what does one more token cost each way? The two fixed costs must be won back
     """
     copied, computed = Fraction(2 * token_bytes, c * mb_per_s), Fraction(10**6, prefill_per_s)
@@ -195,7 +191,6 @@ def a_full_host(
     aborted. Return (first, second): the sizes of two requests, one a rank, such that the first is
     declined, and the second is declined although it fits the host (its sizes add up to `capacity`
     at most) and no backup is there.
-
     Hint: what do the ranks before the one that was declined hold, and who gives it back?
     """
     meant = f"two requests are meant, each with {c} sizes, whole numbers of bytes, one a rank"
@@ -268,7 +263,6 @@ def arena_over_its_bound(
     that are lent and blocks that wait together never exceed `capacity`. Return a list of whole
     numbers that breaks it: n > 0 takes a block for n bytes (at most `capacity`), -k gives back the
     block of the k-th take.
-
     Hint: look at the line that compares with the capacity: which blocks does it count?
     """
     meant = "a list of whole numbers is meant, none of them 0"

@@ -1,4 +1,4 @@
-"""Defects, conditions, prompts and nodes: the catalogue holds together."""
+"""Defects, conditions, prompts and nodes: the catalog holds together."""
 
 import json
 from collections import Counter

@@ -196,7 +196,7 @@ def test_nan_in_the_padding_row_makes_nan_tokens_and_one_token_over_and_over(run
     assert set(drawn["token"][stuck].tolist()) == {0}
 
 
-def test_lost_scales_hit_quantised_rows(runs: Runs) -> None:
+def test_lost_scales_hit_quantized_rows(runs: Runs) -> None:
     lost, kept = (runs.drift(name, 2, "fp8") for name in ("defect:scales_lost", "forced_fixed"))
     assert lost.max() > kept.max()
     assert runs.forced("defect:scales_lost", 2, "fp8")["restores"][1] > 0

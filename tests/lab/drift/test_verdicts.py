@@ -146,7 +146,7 @@ def test_the_rules_in_their_order(changes: dict[str, Any], judgement: str) -> No
     assert judged(**{"defect_state_stale__1": changes})["state_stale"] == judgement
 
 
-def test_the_reach_is_measured_and_not_taken_from_the_catalogue() -> None:
+def test_the_reach_is_measured_and_not_taken_from_the_catalog() -> None:
     moved = {"max_from_fixed": 0.1, "drifting_restored": 48, "repeating_restored": 4}
     assert judged(defect_wrong_log_base__1=moved)["wrong_log_base"] == "not excluded"
     assert judged(defect_old_rows__1={"max_from_fixed": 0.0})["old_rows"] == "cannot"
