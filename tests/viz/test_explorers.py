@@ -397,7 +397,7 @@ def test_the_sentence_and_the_boxes_of_the_tokens_say_what_the_table_has() -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("tokens", "words", 1), "and the columns condition"),
+        (lambda text: text.replace("tokens", "words", 1), "and columns condition"),
         (None, "No such file"),
     ],
 )

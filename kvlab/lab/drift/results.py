@@ -102,7 +102,7 @@ def _frame(path: Path, columns: tuple[str, ...], texts: tuple[str, ...] = ()) ->
     try:
         frame = pd.read_csv(path, dtype=dict.fromkeys(texts, "str"))
         if tuple(frame.columns) != columns or not len(frame):
-            raise ValueError(f"it has {len(frame)} rows, and the columns {', '.join(frame.columns)}")
+            raise ValueError(f"it has {len(frame)} rows, and columns {', '.join(frame.columns)}")
         if not path.read_bytes().endswith(b"\n"):
             raise ValueError(f"it ends inside line {len(frame) + 1}")
     except (OSError, ValueError) as error:  # what pandas raises for a bad file is a ValueError

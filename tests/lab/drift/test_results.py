@@ -20,7 +20,7 @@ RECORDED = data_path("runs", "drift", "summary.csv").parent
         ("positions.csv", lambda text: text.split("\n")[0] + "\n", r"positions\.csv .* has 0 rows"),
         ("summary.csv", lambda _: "", r"summary\.csv of 'study' .* No columns"),
         ("requests.csv", lambda text: text[: text.rindex("\n", 0, -9) + 1], r"requests\.csv has"),
-        ("summary.csv", lambda text: text.replace("kl,", "k,", 1), "and the columns .*, k, "),
+        ("summary.csv", lambda text: text.replace("kl,", "k,", 1), "and columns .*, k, "),
         ("origin.json", lambda _: "{}", "'study' is no whole study: 'parameters'; make it again"),
         ("origin.json", lambda _: "[" * 100_000, "no whole study: maximum recursion"),
         ("tokens.csv", None, "No such file or directory"),
