@@ -202,10 +202,13 @@ class LateTransfer(HostTransfer):
     def __init__(self) -> None:
         self._late: list[PendingCopy] = []
 
-    def back_up(self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int) -> PendingCopy:
-        """A copy in flight, until it is waited for or ``before_write`` is called."""
-        now = super().back_up
-        copy = PendingCopy(land=lambda: now(buffer, rows, kv, page_size).wait())
+    def copy(
+        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor | None = None
+    ) -> PendingCopy:
+        """A backup is in flight, until it is waited for or ``before_write`` is called."""
+        if want is not None:
+            return super().copy(buffer, rows, kv, page_size, want)
+        copy = PendingCopy(land=lambda: HostTransfer().copy(buffer, rows, kv, page_size).wait())
         self._late.append(copy)
         return copy
 

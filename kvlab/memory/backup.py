@@ -72,8 +72,21 @@ class HostArena:
                 room = self.capacity_bytes - self.lent_bytes - size
                 if room < 0:
                     return None
-                self._drop_idle(room)
-            block = self._new(size)
+                held = len(self._idle)
+                while self.idle_bytes > room:
+                    del self._idle[0]
+                if self.pinned and len(self._idle) < held:
+                    # Gives what is freed back to the system; by the name that this torch has.
+                    release: Any = getattr(torch.accelerator, "empty_host_cache", None)
+                    (release or torch._C._host_emptyCache)()  # type: ignore[attr-defined]
+            try:
+                with torch.inference_mode(False):  # to be written to outside of it as well
+                    block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
+            except RuntimeError as error:
+                raise BackupError(
+                    f"a block of host memory must fit the machine: {size} bytes were refused; "
+                    f"bound the arena lower than capacity_bytes={self.capacity_bytes}"
+                ) from error
         self._lent[block.data_ptr()] = block
         return block
 
@@ -97,25 +110,6 @@ class HostArena:
         if self.capacity_bytes is not None and total > self.capacity_bytes:
             broken.append(f"the arena holds {total} bytes, bound {self.capacity_bytes}")
         return broken
-
-    def _new(self, size: int) -> Tensor:
-        try:
-            with torch.inference_mode(False):  # to be written to outside of it as well
-                return torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
-        except RuntimeError as error:
-            raise BackupError(
-                f"a block of host memory must fit the machine: {size} bytes were refused; bound "
-                f"the arena lower than capacity_bytes={self.capacity_bytes}"
-            ) from error
-
-    def _drop_idle(self, room: int) -> None:
-        held = len(self._idle)
-        while self.idle_bytes > room:
-            del self._idle[0]
-        if self.pinned and len(self._idle) < held:
-            # Gives freed pinned memory back to the system; by the name that this torch has for it.
-            release: Any = getattr(torch.accelerator, "empty_host_cache", None)
-            (release or torch._C._host_emptyCache)()  # type: ignore[attr-defined]
 
 
 def default_arena(buffer: Tensor) -> HostArena:
@@ -179,20 +173,16 @@ class HostTransfer:
         if buffer.device.type != "cpu":
             raise PoolError(f"a HostTransfer copies rows of the CPU: got a pool on {buffer.device}")
 
-    def back_up(self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int) -> PendingCopy:
-        """Copy ``buffer[:, rows]`` to ``kv`` ``(layers, m, e)`` on the host."""
-        sums, flat, options = plan_copy(kv, page_size)
-        ops.gather_rows(buffer, rows, flat, sums=sums, **options)
-        return PendingCopy(sums)
-
-    def restore(
-        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor
+    def copy(
+        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor | None = None
     ) -> PendingCopy:
-        """Copy ``kv`` to ``buffer[:, rows]``. The bytes are summed as they are written: sums other
-        than ``want`` are an error, here or of the pending copy."""
+        """Back up: copy ``buffer[:, rows]`` to ``kv`` ``(layers, m, e)`` on the host. With ``want``
+        restore: copy ``kv`` to ``buffer[:, rows]``; the bytes are summed as they are written, and
+        other sums than ``want`` are an error, here or of the pending copy."""
         sums, flat, options = plan_copy(kv, page_size)
-        ops.scatter_rows(buffer, rows, flat, sums=sums, **options)
-        return PendingCopy(verified(sums, want, kv))
+        op = ops.gather_rows if want is None else ops.scatter_rows
+        op(buffer, rows, flat, sums=sums, **options)
+        return PendingCopy(sums if want is None else verified(sums, want, kv))
 
     def before_write(self) -> None:
         """What the caller's stream does next may overwrite any row. The host does not wait."""
@@ -377,7 +367,3 @@ class KvBackup:
                 f"a backup is consumed once: this one ({self.came_from.positions} positions of "
                 f"rank {self.came_from.rank}) was {self._spent}; back the request up again"
             )
-
-    def __repr__(self) -> str:
-        state = self._spent or ("in flight" if self.made.sums is None else self.checksum)
-        return f"KvBackup({self.came_from!r}, {self.space}, {self.row_format}, {state})"

@@ -84,11 +84,6 @@ class RowCodec:
         if not self.scaled:
             return []
         scales = self.scales(buffer)
-        wrong = torch.nonzero(~(torch.isfinite(scales) & (scales >= 0)))
-        if not len(wrong):
-            return []
-        layer, row = wrong[0].tolist()
-        return [
-            f"{len(wrong)} of {scales.numel()} rows have a scale that is no finite number of at "
-            f"least 0: first layer {layer}, row {row} with {float(scales[layer, row])}"
-        ]
+        wrong = torch.nonzero(~(torch.isfinite(scales) & (scales >= 0))).tolist()
+        at = "no finite number of at least 0: first (layer, row)"
+        return [f"{len(wrong)} rows have a scale that is {at} {wrong[0]}"] if wrong else []

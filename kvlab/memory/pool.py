@@ -200,7 +200,7 @@ class MLATokenToKVPool:
         try:
             with torch.inference_mode(False):  # bytes may move into it outside of that mode
                 kv = block[:nbytes].view(self.buffer.dtype).view(shape)
-            made = self.transfer.back_up(self.buffer, rows.ids, kv, self.layout.page_size)
+            made = self.transfer.copy(self.buffer, rows.ids, kv, self.layout.page_size)
             backup = KvBackup(rows, self.space, self.row_format, kv, arena, block, made)
             if wait:
                 backup.wait()
@@ -232,7 +232,7 @@ class MLATokenToKVPool:
     def write_rows(self, backup: KvBackup, rows: PhysicalRows) -> PendingCopy:
         """Write a backup to rows that ``check_load`` gave, without consuming it."""
         page_size = self.layout.page_size
-        return self.transfer.restore(self.buffer, rows.ids, backup.kv, page_size, backup.sums)
+        return self.transfer.copy(self.buffer, rows.ids, backup.kv, page_size, backup.sums)
 
     def audit(self) -> list[str]:
         """The broken laws: the padding page is never written, and the arena keeps its bound."""
@@ -241,12 +241,6 @@ class MLATokenToKVPool:
         if bool(padding.view(torch.uint8).any()):
             broken.append(f"the padding page of rank {self.rank} was written")
         return broken
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(rank {self.rank} of {self.layout.dcp_size}, {self.layers} "
-            f"layers x {self.rows_per_rank} rows x {self.row_format} on {self.device})"
-        )
 
     def _localize(self, slots: WidenedSlots) -> PhysicalRows:
         """This rank's rows, where the slots are."""
@@ -267,15 +261,14 @@ class MLATokenToKVPool:
 
     def _part(self, name: str, part: Tensor, n: int, width: int) -> Tensor:
         """A part ``(n, width)`` of rows, on the pool's device: values, not their graph."""
-        given: object = part
-        if not isinstance(given, Tensor) or not given.is_floating_point():
-            kind = given.dtype if isinstance(given, Tensor) else type(given).__name__
+        if not isinstance(part, Tensor) or not part.is_floating_point():
+            kind = part.dtype if isinstance(part, Tensor) else type(part).__name__
             raise PoolError(f"{name} must be a tensor of a float dtype: got {kind}")
-        if tuple(given.shape) != (n, width):
+        if tuple(part.shape) != (n, width):
             raise PoolError(
-                f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(given.shape)}"
+                f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(part.shape)}"
             )
-        return (given.detach() if given.requires_grad else given).to(self.device)
+        return (part.detach() if part.requires_grad else part).to(self.device)
 
     def _of_layer(self, layer: int) -> Tensor:
         layer = require_index("layer", layer)
@@ -288,22 +281,21 @@ class MLATokenToKVPool:
         return rows.ids.to(self.device)
 
     def _require_rows(self, rows: PhysicalRows) -> None:
-        given: object = rows
-        if not isinstance(given, PhysicalRows):
+        if not isinstance(rows, PhysicalRows):
             raise IndexSpaceError(
-                f"a read takes PhysicalRows, got {type(given).__name__}: a buffer has rows, not "
+                f"a read takes PhysicalRows, got {type(rows).__name__}: a buffer has rows, not "
                 f"slots; call pool.resolve(slots) first"
             )
-        rank, layout, edition = self.rank, self.layout, self._edition
-        if given.rank != rank or given.layout != layout:
+        edition = self._edition
+        if rows.rank != self.rank or rows.layout != self.layout:
             raise RankMismatchError(
-                f"rows of rank {given.rank} ({given.layout}) cannot index the pool of rank "
-                f"{rank} ({layout}); each rank localizes for itself"
+                f"rows of rank {rows.rank} ({rows.layout}) cannot index the pool of rank "
+                f"{self.rank} ({self.layout}); each rank localizes for itself"
             )
-        if given.resolved_at != edition:
+        if rows.resolved_at != edition:
             raise IndexSpaceError(
                 f"rows must come from this pool's own resolve: these are of edition "
-                f"{given.resolved_at} of a page table, the pool wants {edition} (None: not looked "
+                f"{rows.resolved_at} of a page table, the pool wants {edition} (None: not looked "
                 f"up in one); call pool.resolve(slots)"
             )
 

@@ -65,11 +65,9 @@ class StagedTransfer(HostTransfer):
     for the others' too. Give a CUDA pool a pinned arena: other host memory makes the host wait.
     """
 
-    def __init__(
-        self, streams: CudaStreams, device: torch.device, staging_bytes: int = STAGING_BYTES
-    ) -> None:
+    def __init__(self, streams: CudaStreams, staging_bytes: int = STAGING_BYTES) -> None:
         require_int("staging_bytes", staging_bytes, 1, "bytes of device memory for staging")
-        self.device, self.staging_bytes, self._streams = device, staging_bytes, streams
+        self.device, self.staging_bytes, self._streams = streams.device, staging_bytes, streams
         self._rows, self._copies = streams.stream(), streams.stream()
         self._staging: Tensor | None = None
         self._pending: list[PendingCopy] = []
@@ -88,16 +86,6 @@ class StagedTransfer(HostTransfer):
                 f"{self.staging_bytes} for rows of {row} bytes; raise staging_bytes"
             )
 
-    def back_up(self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int) -> PendingCopy:
-        """Queue the copy and return; kernels that cannot be launched are errors of the copy."""
-        return self._start(buffer, rows, kv, page_size, None)
-
-    def restore(
-        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor
-    ) -> PendingCopy:
-        """Queue the copy and return; a copy with other sums than ``want`` lands with an error."""
-        return self._start(buffer, rows, kv, page_size, want)
-
     def before_write(self) -> None:
         """The caller's stream waits until all rows in flight have been read or written."""
         if self._freed is not None:
@@ -105,11 +93,11 @@ class StagedTransfer(HostTransfer):
             if self._freed.query():
                 self._freed = None
 
-    def _start(
-        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor | None
+    def copy(
+        self, buffer: Tensor, rows: Tensor, kv: Tensor, page_size: int, want: Tensor | None = None
     ) -> PendingCopy:
-        """Queue a backup (``want`` None) or a restore. After an error in the middle, an interrupt
-        too, no work of it runs behind the back of who gets it."""
+        """Queue the copy and return. After an error in the middle, an interrupt too, no work of it
+        runs behind the back of who gets it; an error of a work is one of the pending copy."""
         failed: list[Exception] = []  # works raise nothing but interrupts; after one, none runs
 
         def land() -> Tensor:
@@ -194,12 +182,8 @@ class StagedTransfer(HostTransfer):
 
 def default_transfer(device: torch.device) -> HostTransfer:
     """What a pool on this device gets when it is given none: at once on a CPU, staged on CUDA."""
-    if device.type != "cuda":
-        return HostTransfer()
-    number: int | None = device.index
-    if number is None:  # a buffer's device has its number
-        device = torch.device("cuda", torch.cuda.current_device())
-    return StagedTransfer(CudaStreams(device), device)
+    device = torch.empty(0, device=device).device  # with its number, as a buffer's
+    return StagedTransfer(CudaStreams(device)) if device.type == "cuda" else HostTransfer()
 
 
 def _carry(target: Tensor, source: Tensor) -> Work:

@@ -115,8 +115,8 @@ BUGS = (
     Bug(
         "a pool serves any rank",
         "memory/pool.py",
-        "if given.rank != rank or given.layout != layout:",
-        "if given.layout != layout:",
+        "if rows.rank != self.rank or rows.layout != self.layout:",
+        "if rows.layout != self.layout:",
         "tests/memory/test_pool_refusals.py::test_a_read_of_another_ranks_rows_is_refused",
     ),
     Bug(

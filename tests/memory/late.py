@@ -120,9 +120,9 @@ class PromptStreams(LateStreams):
 
 def late(seed: int | None = None, staging_bytes: int = STAGING_BYTES) -> StagedTransfer:
     """A staged transfer of the CPU that runs nothing before it is waited for."""
-    return StagedTransfer(LateStreams(seed), CPU, staging_bytes)
+    return StagedTransfer(LateStreams(seed), staging_bytes)
 
 
 def prompt(staging_bytes: int = STAGING_BYTES) -> StagedTransfer:
     """A staged transfer of the CPU that runs everything at once."""
-    return StagedTransfer(PromptStreams(), CPU, staging_bytes)
+    return StagedTransfer(PromptStreams(), staging_bytes)

@@ -75,7 +75,7 @@ LAYOUT = DcpLayout(dcp_size=2, page_size=64, num_pages=40)  # slots 128..5247
 
 def on_streams(room: int) -> StagedTransfer:
     device = torch.device("cuda", torch.cuda.current_device())
-    return StagedTransfer(CudaStreams(device), device, room)
+    return StagedTransfer(CudaStreams(device), room)
 
 
 def gpu_pool(room: int, kind: str = "sharded", **sizes: object) -> MLATokenToKVPool:

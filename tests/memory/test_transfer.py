@@ -30,7 +30,7 @@ from kvlab.memory import (
 )
 from kvlab.memory.transfer import Work
 
-from .late import CPU, Event, LateStreams, PromptStreams, Stream, late, prompt
+from .late import Event, LateStreams, PromptStreams, Stream, late, prompt
 from .support import (
     DTYPES,
     KINDS,
@@ -303,7 +303,7 @@ def test_a_stream_that_does_not_wait_for_staging_spoils_copies_in_some_orders(
     for seed in range(20):
         pool, twin = twins(layers=4)
         backup = twin.get_cpu_copy(OLD)
-        pool.transfer = StagedTransfer(OneDeaf(seed, deaf), CPU, 24)
+        pool.transfer = StagedTransfer(OneDeaf(seed, deaf), 24)
         try:
             if restoring:
                 pool.load_cpu_copy(backup, NEW)
@@ -451,7 +451,7 @@ def interrupted_at_every_call(
     queued any more; what it held; and a backup of OLD that was made before, at once."""
     for at in range(1000):
         (pool, twin), streams = twins(), Interrupted(seed)
-        pool.transfer = StagedTransfer(streams, CPU, 60)
+        pool.transfer = StagedTransfer(streams, 60)
         backup = (pool if used_before else twin).get_cpu_copy(OLD)
         streams.at = at
         try:
@@ -582,7 +582,7 @@ def test_staging_is_allocated_once_as_large_as_told_and_side_streams_keep_what_t
 ) -> None:
     watched, stages = Watched(), []
     (pool, _) = make_pools(LAYOUT)
-    pool.transfer = StagedTransfer(watched, CPU, room)
+    pool.transfer = StagedTransfer(watched, room)
     for name in ("gather_rows", "scatter_rows"):
         real = getattr(ops, name)
 
