@@ -1,13 +1,12 @@
 """What the rows of a decode node hold: fingerprints that betray a wrong row.
 
 A node decides *which* slots; a ``CacheBackend`` decides *what* is in them. ``FingerprintCells``
-write into each row the request and the position that it belongs to, on the rank that owns it. They
-overwrite freed rows, so a row that was not restored, or restored to the wrong place, cannot pass
-for right by luck.
+write into each row its request and position, and overwrite freed rows, so a row that was not
+restored, or restored to the wrong place, cannot pass for right by luck.
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +26,6 @@ from kvlab.memory import (
 # A fingerprint is stored in float32, where integers are exact below this.
 _EXACT = 2**24
 _FREED = -1.0
-# Fingerprints are a few bytes a token: blocks of the host arena need not be large.
-_GRAIN = 4096
 
 
 class CacheBackend(Protocol):
@@ -59,15 +56,38 @@ class CacheBackend(Protocol):
         """Raise when a cell of the request is not what was written."""
 
 
+def pools_of_ranks(
+    layout: DcpLayout,
+    host_bytes: int | None,
+    device: str | torch.device,
+    transfer: Callable[[], HostTransfer] | None = None,
+    **shape: Any,
+) -> list[MLATokenToKVPool]:
+    """A small pool for each rank, each with a host arena of its own; one staging memory for all,
+    unless ``transfer`` makes what copies a rank's rows from and to the host."""
+    place = torch.device(device)
+    shared = default_transfer(place)
+    return [
+        MLATokenToKVPool(
+            layout,
+            rank,
+            device=place,
+            # A row here is a few bytes: blocks need not be large.
+            host=HostArena(host_bytes, pinned=place.type == "cuda", grain=4096),
+            transfer=shared if transfer is None else transfer(),
+            **shape,
+        )
+        for rank in range(layout.dcp_size)
+    ]
+
+
 class FingerprintCells:
     """The pools of all ranks of one layout; every row names its request and position.
 
     Args:
-        layout: the two index spaces.
         layers: layers of the pools (each carries its own number in the fingerprint).
         host_bytes: host memory for the backups of each rank; None means no bound.
-        transfer: makes what copies each rank's rows from and to the host; None: the device's usual
-            one, for all ranks.
+        transfer: makes what copies each rank's rows; None: the device's usual one, for all ranks.
         wait: whether a backup has ended when ``back_up`` returns.
 
     Errors: PoolError from ``check`` with the first wrong row: rank, row, found, expected.
@@ -84,31 +104,14 @@ class FingerprintCells:
         wait: bool = True,
     ) -> None:
         self.layout, self.wait = layout, wait
-        pinned = torch.device(device).type == "cuda"
-        shared = default_transfer(torch.device(device))
-        self.pools = [
-            MLATokenToKVPool(
-                layout,
-                rank,
-                layers=layers,
-                kv_lora_rank=3,
-                qk_rope_head_dim=1,
-                dtype=torch.float32,
-                device=device,
-                host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
-                transfer=shared if transfer is None else transfer(),
-            )
-            for rank in range(layout.dcp_size)
-        ]
+        rows = {"kv_lora_rank": 3, "qk_rope_head_dim": 1, "dtype": torch.float32}
+        self.pools = pools_of_ranks(layout, host_bytes, device, transfer, layers=layers, **rows)
 
     def write(self, rids: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Store the fingerprints. Errors: PoolError for a number that float32 cannot hold."""
-        for name, values in (("request", rids), ("position", positions)):
+        for values in (rids, positions):
             if values.numel() and int(values.max()) + 1 >= _EXACT:
-                raise PoolError(
-                    f"a fingerprint holds numbers below {_EXACT - 1}: got {name} "
-                    f"{int(values.max())}"
-                )
+                raise PoolError(f"a fingerprint holds numbers below {_EXACT - 1}: {values.max()}")
         for pool in self.pools:
             for layer in range(pool.layers):
                 row = _fingerprint(rids, positions, layer)
@@ -151,9 +154,7 @@ class FingerprintCells:
                         f"{len(rows)} rows are wrong"
                     )
         if seen != len(slots):
-            raise PoolError(
-                f"the ranks must hold each position once: they hold {seen} of {len(slots)}"
-            )
+            raise PoolError(f"the ranks hold {seen} of {len(slots)} positions, each once")
 
     def audit(self) -> list[str]:
         """The broken laws of the pools."""

@@ -1,73 +1,61 @@
-"""A workload keeps its rules, counts right, and its digest depends on the numbers alone."""
+"""A workload keeps its rules; generators give the same for a seed, with lengths in their bounds."""
 
 import dataclasses
 import hashlib
+import math
 import struct
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine.workload import MAX_TOKENS, Request, Workload
+from kvlab.engine.workload import (
+    MAX_TOKENS,
+    LengthModel,
+    Lognormal,
+    Request,
+    Workload,
+    generate_closed_loop,
+    generate_open_loop,
+)
 from kvlab.errors import WorkloadError
 
-LENGTHS = st.integers(1, MAX_TOKENS)
-TIMES = st.floats(0, 1e9, allow_nan=False)
+SEEDS = st.integers(0, 2**64)
 
 
 @st.composite
 def workloads(draw: st.DrawFn) -> Workload:
-    rows = draw(st.lists(st.tuples(TIMES, LENGTHS, LENGTHS), min_size=1, max_size=20))
+    lengths = st.integers(1, MAX_TOKENS)
+    times = st.floats(0, 1e9, allow_nan=False)
+    rows = draw(st.lists(st.tuples(times, lengths, lengths), min_size=1, max_size=20))
     rows.sort(key=lambda row: row[0])
     arrivals, prompts, outputs = zip(*rows, strict=True)
     return Workload.from_arrays("drawn", arrivals, prompts, outputs, "hypothesis")
 
 
-def one(**fields: Any) -> tuple[Request, ...]:
-    """A tuple of two requests, of which the second has the given fields."""
-    good = Request(1, 0.5, 10, 5)
-    return (Request(0, 0.5, 10, 5), dataclasses.replace(good, **fields))
-
-
-def test_the_worked_example_of_the_module_holds() -> None:
-    w = Workload.from_arrays("two", [0.0, 1.5], [100, 200], [8, 12], "by hand")
-    assert w.requests == (Request(0, 0.0, 100, 8), Request(1, 1.5, 200, 12))
-    facts = w.summary()
-    assert (facts["prompt_tokens"], facts["output_tokens"], facts["total_tokens"]) == (300, 20, 320)
-    assert (facts["duration_s"], facts["rate_per_s"]) == (1.5, pytest.approx(1 / 1.5))
-
-
-@given(workloads())
-def test_totals_are_sums_and_percentiles_are_observed_lengths(w: Workload) -> None:
-    facts = w.summary()
-    assert facts["total_tokens"] == sum(r.prompt_tokens + r.output_tokens for r in w.requests)
+@settings(max_examples=50)
+@given(workloads(), st.integers(1, 25))
+def test_totals_percentiles_digest_and_head_are_those_of_the_requests(w: Workload, n: int) -> None:
+    told = w.summary()
+    assert told["total_tokens"] == sum(r.prompt_tokens + r.output_tokens for r in w.requests)
     for label, lengths in (("prompt", w.prompts.tolist()), ("output", w.outputs.tolist())):
-        ordered = [facts[f"{label}_{key}"] for key in ("min", "p50", "p90", "p99", "max")]
-        assert ordered == sorted(ordered)
+        ordered = [told[f"{label}_{key}"] for key in ("min", "p50", "p90", "p99", "max")]
+        assert ordered == sorted(ordered) and set(ordered) <= set(lengths)
         assert (ordered[0], ordered[-1]) == (min(lengths), max(lengths))
-        assert set(ordered) <= set(lengths)
-
-
-@given(workloads())
-def test_the_frame_holds_every_request_in_order(w: Workload) -> None:
-    frame = w.to_frame()
-    rows = [Request(*row) for row in frame.itertuples(index=False, name=None)]
-    assert tuple(rows) == w.requests
-
-
-@given(workloads())
-def test_the_digest_is_the_sha256_of_little_endian_columns(w: Workload) -> None:
-    n = len(w)
-    expected = hashlib.sha256(
-        b"kvlab workload 1\n"
-        + struct.pack(f"<{n}d", *(r.arrival_s + 0.0 for r in w.requests))
-        + struct.pack(f"<{n}q", *(r.prompt_tokens for r in w.requests))
-        + struct.pack(f"<{n}q", *(r.output_tokens for r in w.requests))
-    ).hexdigest()
-    assert w.digest == expected
-    assert w.fingerprint == expected[:12]
+    packed = b"kvlab workload 1\n" + b"".join(
+        struct.pack(f"<{len(w)}{kind}", *column)
+        for kind, column in (
+            ("d", (r.arrival_s + 0.0 for r in w.requests)),
+            ("q", (r.prompt_tokens for r in w.requests)),
+            ("q", (r.output_tokens for r in w.requests)),
+        )
+    )
+    assert w.digest == hashlib.sha256(packed).hexdigest()
+    part = w.head(n)
+    assert part.requests == w.requests[:n]
+    assert part is w or part.source == f"hypothesis; first {n} of {len(w)} requests"
 
 
 def test_the_digest_ignores_names_and_sees_every_number() -> None:
@@ -80,111 +68,131 @@ def test_the_digest_ignores_names_and_sees_every_number() -> None:
         base.head(1),
     ]
     assert len({w.digest for w in [base, *others]}) == 5
+    minus = Workload.from_arrays("a", [-0.0, 1.0], [5, 6], [7, 8], "x")
+    assert base == minus and hash(base) == hash(minus)
+    pinned = Workload.from_arrays("pinned", [0.0, 0.25], [100, 1], [8, 4096], "by hand")
+    assert pinned.fingerprint == "131ec2041b16"
 
 
-def test_the_digest_of_a_known_workload_never_changes() -> None:
-    w = Workload.from_arrays("pinned", [0.0, 0.25], [100, 1], [8, 4096], "by hand")
-    assert w.fingerprint == "131ec2041b16"
-
-
-def test_equal_workloads_have_equal_hashes_even_when_zero_is_negative() -> None:
-    plus = Workload.from_arrays("a", [0.0], [1], [1], "x")
-    minus = Workload.from_arrays("a", [-0.0], [1], [1], "x")
-    assert plus == minus
-    assert hash(plus) == hash(minus)
-
-
-@given(workloads(), st.integers(1, 25))
-def test_head_keeps_the_first_requests_unchanged(w: Workload, n: int) -> None:
-    part = w.head(n)
-    assert part.requests == w.requests[:n]
-    if n < len(w):
-        assert part.source == f"hypothesis; first {n} of {len(w)} requests"
-    else:
-        assert part is w
-
-
-def test_numpy_columns_become_plain_numbers() -> None:
-    w = Workload.from_arrays("np", np.arange(2), np.ones(2, np.int32), np.ones(2, np.uint8), "x")
+def test_numpy_columns_become_plain_numbers_and_are_shown() -> None:
+    w = Workload.from_arrays("a<b", np.arange(2), np.ones(2, np.int32), np.ones(2, np.uint8), "x")
     assert w.requests[1] == Request(1, 1.0, 1, 1)
     assert {type(v) for v in dataclasses.astuple(w.requests[1])} == {int, float}
+    assert w.summary()["rate_per_s"] == 1.0
+    assert repr(w).startswith("Workload('a<b': 2 requests, 4 tokens; prompt p50 1 p99 1; ")
+    page = w.head(1)._repr_html_()
+    assert "a&lt;b" in page and "all at once" in page
 
 
-def test_columns_are_read_only() -> None:
-    w = Workload.from_arrays("a", [0.0], [1], [1], "x")
-    with pytest.raises(ValueError, match="read-only"):
-        w.prompts[0] = 2
+def one(**fields: Any) -> tuple[Request, ...]:
+    """Two requests, of which the second has the given fields."""
+    return Request(0, 0.5, 10, 5), dataclasses.replace(Request(1, 0.5, 10, 5), **fields)
 
 
-def test_the_reprs_name_the_workload_and_escape_html() -> None:
-    w = Workload.from_arrays("a<b", [0.0], [1200], [1], "x & y")
-    assert repr(w) == (
-        f"Workload('a<b': 1 requests, 1,201 tokens; prompt p50 1,200 p99 1,200; "
-        f"output p50 1 p99 1; {w.fingerprint})"
-    )
-    page = w._repr_html_()
-    assert "a&lt;b" in page
-    assert "x &amp; y" in page
-    assert "all at once" in page
-
-
-BAD_REQUESTS = [
-    (one(rid=2), r"in order, .*: got Request\(rid=2, .* at position 1 of 2, after arrival_s=0\.5"),
-    (one(rid=True), r"got Request\(rid=True, .*; sort them, or use Workload\.from_arrays"),
-    (one(arrival_s=0.25), r"arrival_s=0\.25, .* after arrival_s=0\.5"),
-    (one(arrival_s=float("nan")), r"a finite float not below .*: got .*arrival_s=nan"),
-    (one(arrival_s=float("inf")), r"arrival_s=inf"),
-    (one(arrival_s=1), r"arrival_s=1, "),
-    (one(prompt_tokens=0), r"tokens ints in \[1, 1073741823\]: got .*prompt_tokens=0"),
-    (one(prompt_tokens=True), r"prompt_tokens=True"),
-    (one(output_tokens=2.0), r"output_tokens=2\.0"),
-    (one(output_tokens=np.int64(2)), r"output_tokens=np\.int64\(2\)"),
-    (one(output_tokens=MAX_TOKENS + 1), r"output_tokens=1073741824"),
-    ((), r"at least 1 request in a tuple: got 0 in a tuple; check the file"),
-    ([Request(0, 0.0, 1, 1)], r"got 1 in a list"),
-]
-
-
-@pytest.mark.parametrize(("requests", "text"), BAD_REQUESTS)
-def test_a_broken_rule_is_named_with_the_request_that_breaks_it(requests: Any, text: str) -> None:
-    with pytest.raises(WorkloadError, match=text):
-        Workload("bad", requests, "by hand")
-
-
-BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
-    *(({"name": text}, "the name of a workload is one line") for text in ("", " a", "a\n", "a\tb")),
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"requests": one(rid=2)}, r"in order, .*rid=2, .* at position 1 of 2, after arrival_s=0\.5"),
+    ({"requests": one(rid=True)}, r"got Request\(rid=True, .*; sort them, or use Workload"),
+    ({"requests": one(arrival_s=0.25)}, r"arrival_s=0\.25, .* after arrival_s=0\.5"),
+    ({"requests": one(arrival_s=math.nan)}, r"a finite float not below .*: got .*arrival_s=nan"),
+    ({"requests": one(arrival_s=math.inf)}, "arrival_s=inf"),
+    ({"requests": one(arrival_s=1)}, "arrival_s=1, "),
+    ({"requests": one(prompt_tokens=0)}, r"tokens ints in \[1, 1073741823\]: got .*tokens=0"),
+    ({"requests": one(prompt_tokens=MAX_TOKENS + 1)}, "prompt_tokens=1073741824"),
+    ({"requests": one(output_tokens=0)}, "output_tokens=0"),
+    ({"requests": one(output_tokens=np.int64(2))}, r"output_tokens=np\.int64\(2\)"),
+    ({"requests": one(output_tokens=MAX_TOKENS + 1)}, "output_tokens=1073741824"),
+    ({"requests": ()}, "at least 1 request in a tuple: got 0 in a tuple; check the file"),
+    ({"requests": [Request(0, 0.0, 1, 1)]}, "got 1 in a list"),
+    *(({"name": text}, "the name of a workload is one line") for text in ("", " a", "a\n")),
     ({"source": "two\nlines"}, r"the source of a workload is one line .*: got 'two\\nlines'"),
     ({"dropped": -1}, "at least 0: got -1"),
-    ({"dropped": True}, "at least 0: got True"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "text"), BAD_FIELDS)
-def test_labels_are_one_printable_line_and_dropped_is_a_count(
-    fields: dict[str, Any], text: str
-) -> None:
+@pytest.mark.parametrize(("fields", "text"), BAD)
+def test_a_broken_rule_is_named_with_what_breaks_it(fields: dict[str, Any], text: str) -> None:
     with pytest.raises(WorkloadError, match=text):
         Workload(**{"name": "a", "requests": one(), "source": "x", **fields})
 
 
-BAD_COLUMNS: list[tuple[Any, Any, str]] = [
-    ([0.0, 1.0], [1], r"got shapes \[\(2,\), \(1,\), \(1,\)\]"),
-    (np.zeros((1, 1)), [1], r"got shapes \[\(1, 1\), \(1,\), \(1,\)\]"),
-    ([0.0], [1.5], r"whole prompt_tokens .* of \['float64', 'float64', 'int64'\]"),
-]
-
-
-@pytest.mark.parametrize(("arrivals", "prompts", "text"), BAD_COLUMNS)
-def test_columns_are_as_long_as_each_other_and_count_tokens(
-    arrivals: Any, prompts: Any, text: str
-) -> None:
-    with pytest.raises(WorkloadError, match=text):
-        Workload.from_arrays("a", arrivals, prompts, [1], "x")
+def test_columns_are_as_long_as_each_other_and_count_tokens() -> None:
+    for arrivals, prompts, text in (
+        ([0.0, 1.0], [1], r"got shapes \[\(2,\), \(1,\), \(1,\)\]"),
+        (np.zeros((1, 1)), [1], r"got shapes \[\(1, 1\), \(1,\), \(1,\)\]"),
+        ([0.0], [1.5], r"whole prompt_tokens .* of \['float64', 'float64', 'int64'\]"),
+    ):
+        with pytest.raises(WorkloadError, match=text):
+            Workload.from_arrays("a", arrivals, prompts, [1], "x")
     with pytest.raises(WorkloadError, match="at least 1 request"):
         Workload.from_arrays("a", [], [], [], "x")
+    with pytest.raises(WorkloadError, match="n >= 1: got 0"):
+        Workload("a", one(), "x").head(0)
 
 
-@pytest.mark.parametrize("n", [0, True])
-def test_head_takes_a_positive_int(n: int) -> None:
-    with pytest.raises(WorkloadError, match=rf"n >= 1: got {n!r}"):
-        Workload("a", one(), "x").head(n)
+# Generated ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def lognormals(draw: st.DrawFn) -> Lognormal:
+    low, middle, high = sorted(draw(st.lists(st.integers(1, 10**6), min_size=3, max_size=3)))
+    return Lognormal(float(middle), draw(st.floats(0, 10)), low, high)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 30), st.builds(LengthModel, lognormals(), lognormals()), SEEDS)
+def test_lengths_stay_in_bounds_and_a_longer_workload_begins_with_the_shorter_one(
+    n: int, lengths: LengthModel, seed: int
+) -> None:
+    w, opened = generate_closed_loop(n, lengths, seed=seed), generate_open_loop(n, 3.0, seed=seed)
+    assert len(w) == n and not w.arrivals.any()
+    for values, model in ((w.prompts, lengths.prompt), (w.outputs, lengths.output)):
+        assert model.minimum <= values.min() and values.max() <= model.maximum
+    assert generate_closed_loop(n + 5, lengths, seed=seed).requests[:n] == w.requests
+    assert generate_open_loop(n + 5, 3.0, seed=seed).requests[:n] == opened.requests
+
+
+def test_known_seeds_give_known_workloads_that_say_how_to_make_them_again() -> None:
+    closed, opened = generate_closed_loop(1000, seed=1), generate_open_loop(1000, 4.0, seed=1)
+    assert (closed.fingerprint, opened.fingerprint) == ("06de69159e93", "5d7c242497f2")
+    assert closed.prompts.tolist() == opened.prompts.tolist()
+    assert generate_open_loop(1000, 4.0, seed=2).digest != opened.digest
+    call = opened.source[: opened.source.index(", prompt=")] + ")"
+    assert eval(call, {"generate_open_loop": generate_open_loop}) == opened
+    assert "prompt=(6000.0, 0.9, 16, 32768), output=(500.0, 0.8, 1, 4096)" in closed.source
+
+
+def test_gaps_and_lengths_follow_their_distributions() -> None:
+    w = generate_open_loop(20_000, 4.0, seed=0)
+    gaps = np.diff(w.arrivals)
+    assert w.arrivals[0] == 0.0
+    # Both are 1/rate for an exponential gap; 20,000 draws put them within 3 % of it.
+    assert gaps.mean() == pytest.approx(0.25, rel=0.03)
+    assert gaps.std() == pytest.approx(0.25, rel=0.03)
+    assert (w.prompts < 6000).mean() == pytest.approx(0.5, abs=0.02)
+    assert (w.outputs < 500).mean() == pytest.approx(0.5, abs=0.02)
+    normal = [0.5 * (1 + math.erf(z / math.sqrt(2))) for z in (0.0, 1.0, 2.0)]
+    assert Lognormal(6000.0, 0.9, 16, 32_768).at(np.array(normal)) == [6000, 14758, 32_768]
+
+
+def test_a_generator_names_the_numbers_that_break_a_rule() -> None:
+    model: Any = Lognormal
+    for fields in (
+        (10.0, 1.0, 0, 20),
+        (10.0, 1.0, 20, 5),
+        (10.0, 1.0, 1, 2**30),
+        (10.0, 1.0, 1.0, 20),
+        (30.0, 1.0, 1, 20),
+        (math.nan, 1.0, 1, 20),
+        (10.0, -0.1, 1, 20),
+        (10.0, math.nan, 1, 20),
+    ):
+        with pytest.raises(WorkloadError, match=r"1 <= minimum <= median .* \[0, 10\]: got Logno"):
+            model(*fields)
+    bad: list[tuple[Any, Any]] = [(0, 0), (2.0, 0), (1, -1), (1, None)]
+    for n, seed in bad:
+        with pytest.raises(WorkloadError, match=rf"at least 0: got n={n!r}, seed={seed!r}"):
+            generate_closed_loop(n, seed=seed)
+    rates: list[Any] = [0, math.inf, math.nan, "2"]
+    for rate in rates:
+        with pytest.raises(WorkloadError, match=f"above 0, a second: got {rate!r}"):
+            generate_open_loop(1, rate)

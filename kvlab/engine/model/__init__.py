@@ -22,7 +22,6 @@ from kvlab.engine.model.checkpoint import MODEL_TYPES, ModelShape, load_model, m
 from kvlab.engine.model.handover import (
     Prefill,
     Prefilled,
-    RankMoves,
     hand_over,
     prefill_apart,
     token_plan,
@@ -45,7 +44,6 @@ __all__ = [
     "ModelShape",
     "Prefill",
     "Prefilled",
-    "RankMoves",
     "RankPlan",
     "Sampler",
     "Seeded",

@@ -1,19 +1,10 @@
 """A model of transformers over the pools: its attention function, its cache, and their step.
 
-What a step needs (pools, plan, form) travels as one keyword argument of the model call, so nothing
-of a step is kept in the model. The attention makes one ``Partial`` a rank over that rank's rows,
-and merges them. Two forms agree. *Expanded*: the layer has turned every row into keys and values of
-each head (``kv_b_proj``), and each rank takes its share of them. *Absorbed*: with ``kv_b_proj`` cut
-into ``K_h`` (nope, rank) and ``V_h`` (value, rank) for each head,
-
-    q_nope . (K_h l)  =  (q_nope K_h) . l        score of a row with latent l, rope part added
-    sum_i a_i V_h l_i =  V_h sum_i a_i l_i       value of the attended rows
-
-so that queries go into the latent space once, ranks exchange ``Partial`` of latent width, and no
-key is expanded. That is what long contexts use.
-
-Source: what ``transformers`` 5.24 asks of a cache in ``models/kimi_linear`` and
-``models/deepseek_v3``.
+The step travels as one keyword argument of the model call, so the model keeps nothing of it. The
+attention makes one ``Partial`` a rank over that rank's rows, and merges them. *Expanded*: each row
+becomes keys and values of each head. *Absorbed*: with ``kv_b_proj`` cut into ``K_h`` and ``V_h``,
+``q . (K_h l) = (q K_h) . l`` and ``sum_i a_i V_h l_i = V_h sum_i a_i l_i``, so queries go into the
+latent space once, and no key is expanded. Source: ``models/kimi_linear`` of transformers 5.24.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,11 +33,9 @@ Merge = Callable[[Sequence[Partial]], Partial]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """``form``: "absorbed" maps queries into the latent space and never expands a key, "expanded"
-    lets the layer expand keys and values of every row. ``merge``: of the ranks' partials; one rank
-    merges nothing. ``select_padding``: padding rows of a ragged batch are set to 0 in the copy that
-    is read, so that nothing in the padding page can reach a token. A study that shows what goes
-    wrong otherwise passes another merge, or False.
+    """``merge``: of the ranks' partials; one rank merges nothing. ``select_padding``: padding rows
+    of a ragged batch are 0 in the copy that is read, so that nothing in the padding page can reach
+    a token. A study that shows what goes wrong otherwise passes another merge, or False.
     """
 
     pools: ModelPools
@@ -58,11 +47,10 @@ class Step:
     def write(self, layer: int, latent: Tensor, rope: Tensor) -> None:
         """Store the new rows ``(B, 1, T, width)`` of a global layer, each on the rank that owns
         its slot."""
-        dense = self.pools.dense[layer]
-        rows = torch.cat([latent, rope], dim=-1).view(-1, latent.shape[-1] + rope.shape[-1])
+        rows = torch.cat([latent, rope], dim=-1).flatten(0, 2)
         for pool, shard in zip(self.pools.ranks, self.plan.ranks, strict=True):
             if shard.new is not None and shard.new_rows is not None:
-                pool.put_rows(dense, shard.new_rows, rows[shard.new])
+                pool.put_rows(self.pools.dense[layer], shard.new_rows, rows[shard.new])
 
     def read(self, layer: int, rank: int) -> Tensor:
         """What a rank holds for the requests of the step, a copy: ``(B, L, elements)``, the latent
@@ -78,10 +66,9 @@ class Step:
         """What each rank holds, side by side: ``(c, B, longest L, elements)``, 0 past a rank's own
         L. So one operation serves all ranks of the process."""
         parts = [self.read(layer, rank) for rank in range(self.plan.layout.dcp_size)]
-        shapes = {part.shape for part in parts}
-        if len(shapes) == 1:
+        if len({part.shape for part in parts}) == 1:
             return torch.stack(parts) if len(parts) > 1 else parts[0][None]
-        batch, keys, elements = max(shapes)
+        batch, keys, elements = max(part.shape for part in parts)
         rows = parts[0].new_zeros(len(parts), batch, keys, elements)
         for line, part in zip(rows, parts, strict=True):
             line[:, : part.shape[1]] = part
@@ -160,11 +147,7 @@ class StepCache(Cache):
     def _state(self, layer_idx: int) -> tuple[StatePool, Tensor, int]:
         states, slots = self.step.pools.states, self.step.plan.state_slots
         if states is None or slots is None:
-            raise PoolError(
-                f"layer {layer_idx} keeps a state: the step names "
-                f"{'no state slots' if slots is None else 'slots of a pool that is not there'}; "
-                f"pass state_slots to plan_step"
-            )
+            raise PoolError(f"layer {layer_idx} keeps a state: the step names no state slots")
         return states, slots, self.step.pools.linear[layer_idx]
 
 
@@ -204,31 +187,22 @@ def dcp_attention(
         )
     if attention_mask is not None or dropout:
         raise PoolError(
-            f"what a token sees is in the step's plan, and an engine drops nothing: got "
-            f"{'a mask' if attention_mask is not None else f'dropout {dropout}'}; pass no "
-            f"attention_mask and call model.eval()"
+            f"what a token sees is in the step's plan: got attention_mask="
+            f"{type(attention_mask).__name__}, dropout={dropout}; pass neither"
         )
-    form = _absorbed if step.form == "absorbed" else _expanded
-    return form(module, step, query, key, value, scaling), None
-
-
-def _expanded(
-    module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
-) -> Tensor:
-    """``(B, T, heads, v)``; keys and values lie rank after rank, as the cache handed them out."""
+    if step.form == "absorbed":
+        return _absorbed(module, step, query, scaling), None
+    # Keys and values lie rank after rank, as the cache handed them out.
     partials, start = [], 0
     for shard in step.plan.ranks:
-        end = start + shard.keys
-        k, v = key[:, :, start:end], value[:, :, start:end]
+        k, v = (kv[:, :, start : start + shard.keys] for kv in (key, value))
         partials.append(partial_attention(query, k, v, shard.visible[:, None], scaling))
-        start = end
+        start += shard.keys
     merged = partials[0] if len(partials) == 1 else step.merge(partials)
-    return merged.out.to(query.dtype).transpose(1, 2).contiguous()
+    return merged.out.to(query.dtype).transpose(1, 2).contiguous(), None
 
 
-def _absorbed(
-    module: MlaLayer, step: Step, query: Tensor, key: Tensor, value: Tensor, scaling: float
-) -> Tensor:
+def _absorbed(module: MlaLayer, step: Step, query: Tensor, scaling: float) -> Tensor:
     """``(B, T, heads, v)``; reads the pools of the ranks itself, and computes all ranks at once."""
     shape = step.pools.shape
     batch, heads, new, _ = query.shape
@@ -242,17 +216,14 @@ def _absorbed(
     keys, visible = step.read_ranks(module.layer_idx), step.plan.visible
     if new > 1:
         visible = visible[:, :, None].expand(-1, -1, heads, -1, -1).flatten(2, 3)
-    merged = _merged(step, partial_attention(asked, keys, keys[..., :rank], visible, scaling))
-    out = merged.view(batch, heads, new, rank).to(query.dtype)
+    found = partial_attention(asked, keys, keys[..., :rank], visible, scaling)
+    if len(keys) == 1:  # one rank's partial is whole
+        out = found.out[0]
+    elif step.merge is merge_partials:
+        out = merge_stacked(found.out, found.lse).out
+    else:
+        ranks = zip(found.out, found.lse, strict=True)
+        out = step.merge([Partial(o, lse) for o, lse in ranks]).out
+    out = out.view(batch, heads, new, rank).to(query.dtype)
     out = out.transpose(0, 1).reshape(heads, batch * new, rank) @ by_head[:, cut:].transpose(1, 2)
     return out.view(heads, batch, new, -1).permute(1, 2, 0, 3).contiguous()
-
-
-def _merged(step: Step, ranks: Partial) -> Tensor:
-    """The output over all ranks, of partials stacked by rank. One rank has nothing to merge: its
-    partial is whole."""
-    if len(ranks.out) == 1:
-        return ranks.out[0]
-    if step.merge is merge_partials:
-        return merge_stacked(ranks.out, ranks.lse).out
-    return step.merge([Partial(o, lse) for o, lse in zip(ranks.out, ranks.lse, strict=True)]).out

@@ -62,8 +62,7 @@ class ModelCells:
         prefilled: prefills of these prompts that were run before, and where new ones are kept;
             None runs each prefill anew. Same bits either way.
 
-    Errors: StudyError for ``prefilled`` without ``handover``: there is nothing to hand over;
-    LayoutError for a chunk below 1.
+    Errors: StudyError for ``prefilled`` without ``handover``; LayoutError for a chunk below 1.
     """
 
     def __init__(
@@ -80,11 +79,7 @@ class ModelCells:
         prefilled: Prefilled | None = None,
     ) -> None:
         if prefilled is not None and not handover:
-            raise StudyError(
-                f"kept prefills are handed over from a node at DCP 1: got prefilled "
-                f"({len(prefilled)} of them) with handover={handover}; pass handover=True, or no "
-                f"prefilled"
-            )
+            raise StudyError("kept prefills are handed over from a node at DCP 1: handover=True")
         if chunk_tokens is not None:
             require_int("chunk_tokens", chunk_tokens, 1, "new tokens of one prefill call")
         self.sharded, self.prompts = sharded, prompts
@@ -110,15 +105,16 @@ class ModelCells:
         if order[0] not in self._held:
             self._prefill(order[0], WidenedSlots(slots))
             return
-        for rid, position, slot in zip(order, positions.tolist(), slots, strict=True):
-            held = self._holding(rid)
+        running = [self._holding(rid) for rid in order]
+        for rid, held, position, slot in zip(
+            order, running, positions.tolist(), slots, strict=True
+        ):
             self._require_length(rid, position + 1)
             held.ids = torch.cat([held.ids, slot[None]])
-        held_by = [self._held[rid] for rid in order]
         logits = self.sharded.decode(
             [self.streams[rid].tokens[-1] for rid in order],
-            [WidenedSlots(held.ids) for held in held_by],
-            [held.state for held in held_by],
+            [WidenedSlots(held.ids) for held in running],
+            [held.state for held in running],
         )
         for rid, line in zip(order, logits, strict=True):
             self._pick(rid, line)
@@ -154,9 +150,8 @@ class ModelCells:
 
     def release(self, rid: int, slots: WidenedSlots) -> None:
         """The request leaves the batch: its state slot is free, its rows are no one's."""
-        held = self._holding(rid)
+        self.sharded.pools.free_state(self._holding(rid).state)
         del self._held[rid]
-        self.sharded.pools.free_state(held.state)
         if self.poison is not None:
             self.sharded.pools.fill(slots, self.poison)
 
@@ -167,10 +162,7 @@ class ModelCells:
         """
         held = self._holding(rid)
         if not torch.equal(held.ids, slots.ids):
-            raise PoolError(
-                f"scheduler and cells must name the same slots: request {rid} has "
-                f"{len(slots)} there, {len(held.ids)} here, or others"
-            )
+            raise PoolError(f"scheduler and cells must name the same slots of request {rid}")
         before = self._given_up.pop(rid, None)
         if before is not None:
             now = take_snapshot(self.sharded.pools, slots, held.state)
@@ -203,7 +195,9 @@ class ModelCells:
 
     def _require_length(self, rid: int, tokens: int) -> None:
         if rid not in self.streams:
-            prompt = self._prompt(rid)
+            if rid not in self.prompts:
+                raise WorkloadError(f"each request has a prompt, by rid: request {rid} has none")
+            prompt = [require_index(f"a token of prompt {rid}", t) for t in self.prompts[rid]]
             self.streams[rid] = Stream(prompt, len(prompt))
         has = len(self.streams[rid].tokens)
         if has != tokens:
@@ -213,22 +207,10 @@ class ModelCells:
                 f"scheduler counts {tokens}; make its prompt as long as prompt_tokens says"
             )
 
-    def _prompt(self, rid: int) -> list[int]:
-        if rid not in self.prompts:
-            raise WorkloadError(
-                f"each request of the workload has a prompt: request {rid} has none among the "
-                f"{len(self.prompts)} here; name them by rid"
-            )
-        return [require_index(f"a token of prompt {rid}", token) for token in self.prompts[rid]]
-
     def _holding(self, rid: int) -> _Held:
-        held = self._held.get(rid)
-        if held is None:
-            raise PoolError(
-                f"a request must run here: request {rid} holds no rows and is not among the "
-                f"{len(self._held)} that do; prefill or restore it first"
-            )
-        return held
+        if rid not in self._held:
+            raise PoolError(f"a request must run here: request {rid} holds no rows")
+        return self._held[rid]
 
     def _pick(self, rid: int, logits: Tensor) -> None:
         stream = self.streams[rid]

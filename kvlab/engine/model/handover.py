@@ -1,14 +1,8 @@
 """From a prefill node to a decode node: which row of which page goes to which row of which rank.
 
 The prefill node runs at DCP 1, so its rows are its slots. The decode node's pages are c times as
-wide. Worked example, P=2, three positions in the prefill's pages 1 and 2, decode c=2 page 1:
-
-    position   prefill row   decode slot   decode rank, row
-       0            2             4             0, 2
-       1            3             5             1, 2
-       2            4             6             0, 3
-
-Supported as upstream: DCP 1 to DCP c. Source: SGLang PD transfer under DCP (PR 32837).
+wide: with P=2, three positions in the prefill's rows [2, 3, 4] go to slots [4, 5, 6] of c=2, that
+is to row 2 of rank 0, row 2 of rank 1, row 3 of rank 0. Source: SGLang PD transfer (PR 32837).
 """
 
 from dataclasses import dataclass
@@ -24,20 +18,11 @@ from kvlab.index.layout import require_index
 from kvlab.memory import PagedTokenToKVPoolAllocator
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankMoves:
-    """What one decode rank receives: ``source`` rows of the prefill pool go to ``target`` rows of
-    rank ``target.rank``, whose slots are ``slots`` int64 ``(m,)``."""
-
-    source: PhysicalRows
-    target: PhysicalRows
-    slots: Tensor
-
-
 def token_plan(
     source: WidenedSlots, source_layout: DcpLayout, target: WidenedSlots, target_layout: DcpLayout
-) -> tuple[RankMoves, ...]:
-    """The moves of each decode rank; together they name each position once.
+) -> tuple[tuple[Tensor, PhysicalRows], ...]:
+    """What each decode rank receives: rows of the prefill pool, int64 ``(m,)``, and the rows of its
+    own that they go to; all ranks together name each position once.
 
     Errors: LayoutError for a prefill node of more than one rank, PoolError for runs of different
     positions, IndexSpaceError for slots outside their layout.
@@ -52,14 +37,9 @@ def token_plan(
             f"both nodes must name the same positions: the prefill node has {len(source)} from "
             f"{source.start}, the decode node {len(target)} from {target.start}"
         )
-    here = localize(source, source_layout, 0)
-    moves = []
-    for rank in range(target_layout.dcp_size):
-        rows = localize(target, target_layout, rank)
-        # Rows already: at DCP 1 they are all of one rank's, in the order of positions.
-        at = PhysicalRows.assume_physical(here.ids[rows.source], source_layout, 0)
-        moves.append(RankMoves(at, rows, target.ids[rows.source]))
-    return tuple(moves)
+    here = localize(source, source_layout, 0).ids
+    ranks = [localize(target, target_layout, rank) for rank in range(target_layout.dcp_size)]
+    return tuple((here[rows.source], rows) for rows in ranks)
 
 
 def hand_over(
@@ -76,7 +56,6 @@ def hand_over(
     nodes mean different things, a state slot is missing or nobody's, or two positions have one
     target; as ``token_plan``.
     """
-    first = prefill.ranks[0]
     kinds = [
         (pools.ranks[0].row_format, pools.ranks[0].layers, pools.states is None)
         for pools in (prefill, decode)
@@ -84,30 +63,26 @@ def hand_over(
     if kinds[0] != kinds[1]:
         raise PoolError(
             f"both nodes must run one model with one row format: (row format, layers, no state) "
-            f"are {kinds[0]} at the prefill node, {kinds[1]} at the decode node; nothing was "
-            f"written"
+            f"are {kinds[0]} at the prefill node, {kinds[1]} at the decode node"
         )
     plan = token_plan(source, prefill.layout, target, decode.layout)
-    different = len(torch.unique(target.ids))
-    if different != len(target):
-        raise PoolError(
-            f"each position needs a slot of its own: {len(target)} target slots, {different} "
-            f"different; pass newly allocated slots; nothing was written"
-        )
+    if len(torch.unique(target.ids)) != len(target):
+        raise PoolError(f"each of the {len(target)} positions needs a target slot of its own")
     state = None
     if prefill.states is not None and decode.states is not None:
         if source_state is None or target_state is None:
             raise PoolError(
                 f"rows and state of a request move together: the state slots are {source_state} "
-                f"(prefill) and {target_state} (decode); nothing was written"
+                f"(prefill) and {target_state} (decode)"
             )
         state = prefill.states.get_cpu_copy(source_state)
         decode.states.check_load(state, target_state)
-    for pool, moves in zip(decode.ranks, plan, strict=True):
+    buffer = prefill.ranks[0].buffer
+    for pool, (rows, target_rows) in zip(decode.ranks, plan, strict=True):
         # Bytes, not values: what a row is made of beside its elements comes along.
         pool.before_write()
-        sent = first.buffer[:, moves.source.ids.to(first.device)]
-        pool.buffer[:, moves.target.ids.to(pool.device)] = sent.to(pool.device)
+        sent = buffer[:, rows.to(buffer.device)]
+        pool.buffer[:, target_rows.ids.to(pool.device)] = sent.to(pool.device)
     if state is not None and decode.states is not None and target_state is not None:
         decode.states.load_cpu_copy(state, target_state)
 
@@ -161,9 +136,6 @@ class Prefilled:
         self._settings: tuple[object, ...] | None = None
         self.runs = 0
 
-    def __len__(self) -> int:
-        return len(self._made)
-
     def get(
         self, sharded: ShardedModel, rid: int, tokens: list[int], chunk_tokens: int | None = None
     ) -> Prefill:
@@ -172,13 +144,14 @@ class Prefilled:
         Errors: StudyError for another model, row format, form, chunk size or prompt than before, or
         weights that were written since (through ``.data``, which torch does not count: not seen).
         """
-        found = self._settings_of(sharded, chunk_tokens)
+        weights = sharded.model.parameters()
+        writes = tuple(None if w.is_inference() else w._version for w in weights)
+        kind = (sharded.pools.ranks[0].row_format, sharded.form, chunk_tokens)
+        found = (sharded.model, writes, *kind)
         if self._settings is not None and found != self._settings:
             raise StudyError(
-                f"kept prefills are of one model and its settings: these are of "
-                f"{self._settings[2:]}, asked for {found[2:]} (row format, form, tokens of a "
-                f"chunk; or the model is another, or its weights were written since); use a new "
-                f"Prefilled()"
+                f"kept prefills are of one model, whose weights are not written, and its settings: "
+                f"these are of {self._settings[2:]}, asked for {kind}; use a new Prefilled()"
             )
         if rid not in self._made:
             self._made[rid] = prefill_apart(sharded, tokens, dcp_size=1, chunk_tokens=chunk_tokens)
@@ -187,15 +160,7 @@ class Prefilled:
         kept = self._made[rid]
         if kept.tokens != tuple(tokens):
             raise StudyError(
-                f"kept prefills are of one set of prompts: request {rid} was prefilled with "
-                f"{len(kept.tokens)} tokens, asked for {len(tokens)}, and they are not the same; "
-                f"use a new Prefilled()"
+                f"kept prefills are of one set of prompts: request {rid} was prefilled with other "
+                f"tokens; use a new Prefilled()"
             )
         return kept
-
-    @staticmethod
-    def _settings_of(sharded: ShardedModel, chunk_tokens: int | None) -> tuple[object, ...]:
-        first = sharded.pools.ranks[0]
-        weights = sharded.model.parameters()
-        writes = tuple(None if w.is_inference() else w._version for w in weights)
-        return (sharded.model, writes, first.row_format, sharded.form, chunk_tokens)

@@ -1,12 +1,9 @@
 """The plan of one step: which rows each rank reads for each request, and where new rows go.
 
-Made once a step and shared by all layers. All requests of a step have the same number of new
-tokens (1 in a decode step, a chunk in a prefill), and lengths as ragged as they come. The rows are
-those that ``localize`` gives: one call a rank, for the runs of all requests joined.
-
-Worked example, c=2, P=2, a decode step of two requests with 3 and 2 tokens, in pages 1 and 2:
-their slots are [4, 5, 6] and [8, 9]. Rank 0 reads rows [2, 3] and [4, -], rank 1 reads rows [2]
-and [4]; "-" is row 0 of the padding page, and hidden. The new tokens go to slots 6 and 9.
+Made once a step and shared by all layers. Slots are verified as ``localize`` does, and then turn
+after turn of positions lies on the ranks in order, so one table serves all of them. Example, c=2,
+P=2, a decode step of slots [4, 5, 6] and [8, 9]: rank 0 reads rows [2, 3] and [4, -], rank 1 reads
+[2] and [4]; "-" is row 0 of the padding page, and hidden. New tokens go to slots 6 and 9.
 """
 
 from collections.abc import Sequence
@@ -14,12 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from kvlab.errors import IndexSpaceError
-from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots, localize
+from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
 from kvlab.index.layout import require_index
-
-_NEVER = 2**62  # the position of padding: after every other
+from kvlab.index.localize import require_run
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,8 +47,8 @@ class StepPlan:
     """B requests with T new tokens each.
 
     ``lens`` int64 ``(B,)``: positions of each request, the new ones included; ``positions`` int64
-    ``(B, T)``; ``visible`` bool ``(c, B, T, longest L)``: that of all ranks in one tensor, False
-    past a rank's own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
+    ``(B, T)``; ``visible`` bool ``(c, B, T, longest L)``: that of all ranks, False past a rank's
+    own L; ``state_slots`` int64 ``(B,)``, None for a model without state.
     """
 
     layout: DcpLayout
@@ -86,62 +84,55 @@ def plan_step(
         new_tokens: T.
         state_slots: of each request, for a model with recurrent state.
 
-    Cost: a dozen operations on all ids a rank. Errors: IndexSpaceError for a request shorter than
-    T or one that does not start at position 0, a slot that is never handed out, a new token whose
-    slot holds another position (rows that are only read may be shared), and state slots that are
-    not B different ones.
+    Cost: a dozen operations on all ids, five a rank. Errors: IndexSpaceError for a request shorter
+    than T or not from position 0, slots that are never handed out or whose owner is not that of
+    their position, a new token whose slot holds another position (rows that are only read may be
+    shared), and state slots that are not B different ones.
     """
-    lens = torch.tensor(require_apart(slots, new_tokens, state_slots))[:, None]
-    ids = torch.cat([run.ids for run in slots])
-    ends = lens.flatten().cumsum(0)
-    request = torch.repeat_interleave(torch.arange(len(slots)), lens.flatten())
-    position = torch.arange(len(ids)) - (ends[:, None] - lens).flatten()[request]
-    first_new = lens - new_tokens
-    positions = first_new + torch.arange(new_tokens)
-    joined = WidenedSlots(ids)
-    found = [localize(joined, layout, rank) for rank in range(layout.dcp_size)]
-    # All ranks at once from here: a line of the table is one request on one rank.
-    source = torch.cat([rows.source for rows in found])
-    owner = torch.repeat_interleave(torch.tensor([len(rows) for rows in found]))
-    mine, at = request[source], position[source]
-    line = owner * len(slots) + mine
-    counts = torch.bincount(line, minlength=layout.dcp_size * len(slots))
-    place = torch.arange(len(source)) - (counts.cumsum(0) - counts)[line]
-    table = torch.zeros(len(counts), int(counts.max()), dtype=torch.int64)
-    places = torch.full_like(table, _NEVER)
-    table[line, place], places[line, place] = torch.cat([rows.ids for rows in found]), at
-    shape = (layout.dcp_size, len(slots), -1)
-    table, places = table.view(shape), places.view(shape)
-    visible = (places[:, :, None] <= positions[:, :, None]).to(device)
-    fresh = at >= first_new[mine, 0]
-    tokens, own = (mine * new_tokens + at - first_new[mine, 0])[fresh], owner[fresh]
-    ranks = []
-    for rank, most in enumerate(counts.view(shape).amax(1).flatten().tolist()):
-        unused = torch.nonzero(places[rank, :, :most].flatten() == _NEVER).flatten()
-        new = tokens[own == rank]
-        new_rows = found[rank].ids[fresh[owner == rank]]
+    lengths = require_apart(slots, new_tokens, state_slots)
+    for run in slots:
+        if not run.verified_for(layout):
+            require_run(run.ids, 0, layout)
+    longest, lens = max(lengths), torch.tensor(lengths)[:, None]
+    shard = layout.shard(0)
+    place = torch.arange(longest + -longest % shard.turn)
+    ids = pad_sequence([run.ids for run in slots], batch_first=True)
+    ids = pad(ids, (0, len(place) - longest))  # past a request: 0, in the padding page
+
+    def by_rank(of_positions: Tensor) -> Tensor:
+        """``(..., n)`` to ``(c, ..., n / c)``: each rank's positions."""
+        shape = (*of_positions.shape[:-1], -1, layout.dcp_size, layout.interleave)
+        return of_positions.view(shape).movedim(-2, 0).flatten(-2)
+
+    rows, unused = by_rank(shard.row(ids)), by_rank(place >= lens)
+    keys = [layout.shard(rank).held(longest) for rank in range(layout.dcp_size)]
+    positions = lens - new_tokens + torch.arange(new_tokens)
+    visible = by_rank(place)[:, None, None, : keys[0]] <= positions[:, :, None]
+    visible = visible.to(device)
+    owner = shard.owner(positions).flatten()
+    fresh = shard.row(ids.gather(1, positions)).flatten()
+
+    def rows_of(rank: int, found: Tensor) -> PhysicalRows:
+        return PhysicalRows.assume_physical(found.to(device), layout, rank)
+
+    ranks, ragged, storing = [], min(lengths) < longest, set(owner.tolist())
+    for rank, most in enumerate(keys):
+        padding = new = None
+        if ragged and bool((here := unused[rank, :, :most].flatten()).any()):
+            padding = torch.nonzero(here).flatten().to(device)
+        if rank in storing:
+            new = torch.nonzero(owner == rank).flatten()
         ranks.append(
             RankPlan(
-                rows=_rows(table[rank, :, :most].flatten(), layout, rank, device),
+                rows=rows_of(rank, rows[rank, :, :most].flatten()),
                 visible=visible[rank, :, :, :most],
-                padding=unused.to(device) if len(unused) else None,
-                new=new.to(device) if len(new) else None,
-                new_rows=_rows(new_rows, layout, rank, device) if len(new) else None,
+                padding=padding,
+                new=None if new is None else new.to(device),
+                new_rows=None if new is None else rows_of(rank, fresh[new]),
             )
         )
     states = None if state_slots is None else torch.tensor(list(state_slots), device=device)
-    return StepPlan(
-        layout,
-        lens.flatten(),
-        positions.to(device),
-        tuple(ranks),
-        visible,
-        states,
-    )
-
-
-def _rows(ids: Tensor, layout: DcpLayout, rank: int, device: str | torch.device) -> PhysicalRows:
-    return PhysicalRows.assume_physical(ids.to(device), layout, rank)
+    return StepPlan(layout, lens.flatten(), positions.to(device), tuple(ranks), visible, states)
 
 
 def require_apart(
@@ -173,7 +164,6 @@ def require_apart(
         bad = int(different[torch.isin(different, written) & (times > 1)][0])
         raise IndexSpaceError(
             f"a new token is written to a slot of its own: slot {bad} stands at "
-            f"{int((ids == bad).sum())} positions of the step's {len(ids)}; pass slots that the "
-            f"allocator handed out for these tokens"
+            f"{int((ids == bad).sum())} positions of the step's {len(ids)}"
         )
     return [len(run) for run in slots]

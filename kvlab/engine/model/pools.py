@@ -9,33 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvlab.engine.backends import pools_of_ranks
 from kvlab.engine.model.checkpoint import ModelShape
 from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.index.layout import require_int
-from kvlab.memory import (
-    HostArena,
-    KvBackup,
-    MLATokenToKVPool,
-    StatePool,
-    back_up_ranks,
-    default_transfer,
-    restore_ranks,
-)
-
-# A row of a small model is a few bytes: blocks of the host arena need not be large.
-_GRAIN = 4096
+from kvlab.memory import KvBackup, StatePool, back_up_ranks, restore_ranks
 
 
 class ModelPools:
     """``ranks``: one ``MLATokenToKVPool`` a rank; ``states``: None for a model without KDA layers.
 
     Args:
-        shape: of the model.
-        layout: the two index spaces.
         requests: how many requests may hold a state at once.
-        dtype: of the rows; fp8 rows have a float32 scale each (``pool.scales``). State is float32
-            whatever the model computes in.
+        dtype: of the rows; fp8 rows have a float32 scale each. State is float32 always.
         host_bytes: host memory for the backups of each rank; None means no bound.
 
     Errors: LayoutError for a count below 1, PoolError for a dtype that cannot be stored.
@@ -53,23 +40,16 @@ class ModelPools:
     ) -> None:
         require_int("requests", requests, 1, "requests that may hold a state at once")
         self.shape, self.layout = shape, layout
-        pinned = torch.device(device).type == "cuda"
-        transfer = default_transfer(torch.device(device))  # one staging memory for all ranks
-        self.ranks = [
-            MLATokenToKVPool(
-                layout,
-                rank,
-                layers=len(shape.full_layers),
-                kv_lora_rank=shape.kv_lora_rank,
-                qk_rope_head_dim=shape.qk_rope_head_dim,
-                dtype=dtype,
-                scaled=dtype in (torch.float8_e4m3fn, torch.float8_e5m2),
-                device=device,
-                host=HostArena(host_bytes, pinned=pinned, grain=_GRAIN),
-                transfer=transfer,
-            )
-            for rank in range(layout.dcp_size)
-        ]
+        self.ranks = pools_of_ranks(
+            layout,
+            host_bytes,
+            device,
+            layers=len(shape.full_layers),
+            kv_lora_rank=shape.kv_lora_rank,
+            qk_rope_head_dim=shape.qk_rope_head_dim,
+            dtype=dtype,
+            scaled=dtype in (torch.float8_e4m3fn, torch.float8_e5m2),
+        )
         self.states: StatePool | None = None
         if shape.conv_shape is not None and shape.temporal_shape is not None:
             self.states = StatePool(
@@ -127,23 +107,21 @@ class Snapshot:
 
     def require_equal(self, other: "Snapshot", who: str) -> None:
         """Errors: PoolError with the first part that differs, and the first position in rows."""
-        ours, theirs = self._parts(), other._parts()
-        shapes = [{name: tuple(part.shape) for name, part in p.items()} for p in (ours, theirs)]
-        if shapes[0] != shapes[1]:
-            raise PoolError(f"{who} must come back as it left: it had {shapes[0]}, now {shapes[1]}")
-        for name, part in ours.items():
-            wrong = part != theirs[name]
-            if bool(wrong.any()):
-                at = torch.nonzero(wrong)[0].tolist()
+        if self.rows.shape != other.rows.shape or (self.state is None) != (other.state is None):
+            raise PoolError(f"{who} must come back as it left: its rows or its state were lost")
+        parts = [("rows", self.rows, other.rows)]
+        for name, ours, theirs in zip(
+            ("conv state", "temporal state"), self.state or (), other.state or (), strict=False
+        ):
+            # Bits, not values: a NaN equals itself, and -0 is not 0.
+            parts.append((name, ours.view(torch.int32), theirs.view(torch.int32)))
+        for name, ours, theirs in parts:
+            wrong = torch.nonzero(ours != theirs)
+            if len(wrong):
                 raise PoolError(
-                    f"{who} must come back as it left: {int(wrong.sum())} of {wrong.numel()} "
-                    f"elements of its {name} differ, first at {at}"
+                    f"{who} must come back as it left: {len(wrong)} of {ours.numel()} elements of "
+                    f"its {name} differ, first at {wrong[0].tolist()}"
                 )
-
-    def _parts(self) -> dict[str, Tensor]:
-        """Bits, not values: a NaN equals itself, and -0 is not 0."""
-        state = zip(("conv state", "temporal state"), self.state or (), strict=False)
-        return {"rows": self.rows} | {name: part.view(torch.int32) for name, part in state}
 
 
 def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None) -> Snapshot:
@@ -158,13 +136,11 @@ def take_snapshot(pools: ModelPools, slots: WidenedSlots, state_slot: int | None
         rows[:, here.source] = pool.buffer[:, here.ids].view(torch.uint8)
         seen[here.source] += 1
     if bool((seen != 1).any()):
-        raise PoolError(
-            f"the ranks must hold each position once: {int((seen != 1).sum())} of {len(slots)} "
-            f"are held by none or by two"
-        )
-    if pools.states is None or state_slot is None:
-        return Snapshot(rows, None)
+        raise PoolError(f"the ranks must hold each of {len(slots)} positions once")
     state = pools.states
+    if state is None or state_slot is None:
+        return Snapshot(rows, None)
     state.require_used(state_slot)
-    parts = (state.conv[:, state_slot].clone(), state.temporal[:, state_slot].clone())
-    return Snapshot(rows, parts)
+    return Snapshot(
+        rows, (state.conv[:, state_slot].clone(), state.temporal[:, state_slot].clone())
+    )

@@ -1,9 +1,40 @@
-"""``ShardedModel``: a transformers model whose cache lies in the pools of c ranks.
+"""``ShardedModel``: a transformers model whose cache lies in the pools of c ranks."""
 
-Slots and state slots come from the caller: an allocator and the pools, as in the example, or
-``ModelCells`` under the scheduler. A run of slots has all positions from 0, new ones included.
+from collections.abc import Sequence
+from typing import get_args
 
-Worked example: four ranks, a prompt of eight bytes, then one more token.
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvlab.engine.model.attention import NAME, STEP, Form, Merge, Step, StepCache, register
+from kvlab.engine.model.checkpoint import model_shape
+from kvlab.engine.model.plan import plan_step, require_apart
+from kvlab.engine.model.pools import ModelPools
+from kvlab.errors import PoolError
+from kvlab.index import DcpLayout, WidenedSlots
+from kvlab.index.layout import require_index, require_int
+from kvlab.ops import merge_partials
+
+
+class ShardedModel:
+    """Runs ``model`` over pools of its own. Its attention implementation is set to kvlab's, and
+    stays so: to call the model without pools, set another, or load it twice. Slots come from an
+    allocator, as in the example, or from the scheduler through ``ModelCells``.
+
+    Args:
+        model: of a type in ``MODEL_TYPES``, with weights.
+        layout: the two index spaces.
+        requests: how many requests may hold recurrent state at once.
+        form: "absorbed" maps queries into the latent space and never expands a key, "expanded"
+            lets the layer expand keys and values of every row.
+        kv_dtype: of the rows; None is the model's dtype.
+        batch_invariant: one request a forward, so that its numbers do not depend on who else is in
+            the batch: the libraries choose kernels and the order of sums by the batch.
+        host_bytes: host memory for the backups of each rank; None means no bound.
+        merge, select_padding: see ``Step``.
+
+    Errors: CapacityError for a model without a latent cache, LayoutError, PoolError for a dtype.
 
     >>> from kvlab.engine.model import ShardedModel, load_model
     >>> from kvlab.memory import PagedTokenToKVPoolAllocator
@@ -19,52 +50,6 @@ Worked example: four ranks, a prompt of eight bytes, then one more token.
     >>> logits = sharded.decode([token], [WidenedSlots(ids)], [state])
     >>> bytes([token, int(logits.argmax())])
     b's\\n'
-
-What makes a request's numbers independent of who else is in the batch: ``batch_invariant=True``,
-one request a forward. In a common forward the libraries choose their kernels and the order of their
-sums by the size of the batch and by the longest request in it.
-"""
-
-from collections.abc import Sequence
-from typing import get_args
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
-
-from kvlab.engine.model.attention import (
-    NAME,
-    STEP,
-    Form,
-    Merge,
-    Step,
-    StepCache,
-    register,
-)
-from kvlab.engine.model.checkpoint import model_shape
-from kvlab.engine.model.plan import plan_step, require_apart
-from kvlab.engine.model.pools import ModelPools
-from kvlab.errors import PoolError
-from kvlab.index import DcpLayout, WidenedSlots
-from kvlab.index.layout import require_index, require_int
-from kvlab.ops import merge_partials
-
-
-class ShardedModel:
-    """Runs ``model`` over pools of its own. Its attention implementation is set to kvlab's, and
-    stays so: to call the model without pools, set another, or load it twice.
-
-    Args:
-        model: of a type in ``shape.MODEL_TYPES``, with weights.
-        layout: the two index spaces.
-        requests: how many requests may hold recurrent state at once.
-        form: of the attention, see ``Step``.
-        kv_dtype: of the rows; None is the model's dtype.
-        batch_invariant: one request a forward.
-        host_bytes: host memory for the backups of each rank; None means no bound.
-        merge, select_padding: see ``Step``.
-
-    Errors: CapacityError for a model without a latent cache, LayoutError, PoolError for a dtype.
     """
 
     def __init__(
@@ -82,21 +67,18 @@ class ShardedModel:
     ) -> None:
         shape = model_shape(model.config)
         if form not in get_args(Form):
-            raise PoolError(
-                f"an attention has one of the forms {', '.join(get_args(Form))}: got {form!r}"
-            )
+            raise PoolError(f"a form is one of {', '.join(get_args(Form))}: got {form!r}")
         register()
         model.set_attn_implementation(NAME)
         model.train(False)
         self.model, self.form, self.batch_invariant = model, form, batch_invariant
         self.merge, self.select_padding = merge, select_padding
-        self.dtype, self.device = model.dtype, model.device
         self.pools = ModelPools(
             shape,
             layout,
             requests=requests,
-            dtype=kv_dtype if kv_dtype is not None else self.dtype,
-            device=self.device,
+            dtype=kv_dtype if kv_dtype is not None else model.dtype,
+            device=model.device,
             host_bytes=host_bytes,
         )
 
@@ -139,20 +121,17 @@ class ShardedModel:
         not (B, T) ids of the vocabulary, more to keep than T, or state slots that are missing or
         nobody's; IndexSpaceError as ``plan_step``.
         """
-        self._require_tokens(tokens, (len(slots), -1))
+        self._require_tokens(tokens, (len(slots), tokens.shape[-1]))
         new = int(tokens.shape[1])
         if not 0 <= require_index("keep", keep) <= new:
-            raise PoolError(
-                f"keep counts last tokens of the {new} new ones, 0 means all: got {keep}; pass 0 "
-                f"to {new}"
-            )
+            raise PoolError(f"keep counts last of {new} new tokens, 0 means all: got {keep}")
         states = self._state_slots(state_slots)
-        plan = plan_step(slots, new, self.layout, state_slots=states, device=self.device)
+        plan = plan_step(slots, new, self.layout, state_slots=states, device=self.model.device)
         step = Step(self.pools, plan, self.form, self.merge, self.select_padding)
         output = self.model(
-            input_ids=tokens.to(self.device),
+            input_ids=tokens.to(self.model.device),
             position_ids=plan.positions,
-            cache=StepCache(step, self.dtype),
+            cache=StepCache(step, self.model.dtype),
             use_cache=True,
             logits_to_keep=keep,
             **{STEP: step},
@@ -190,7 +169,7 @@ class ShardedModel:
         parts = []
         for begin in range(start, n, size):
             end = min(begin + size, n)
-            run = WidenedSlots(slots.ids[:end], slots.start)
+            run = slots.chunk(0, end)
             logits = self.forward(tokens[None, begin:end], [run], [state_slot], keep=keep)
             parts.append(logits[0])
         return parts[-1] if keep else torch.cat(parts)
@@ -230,16 +209,11 @@ class ShardedModel:
         return named
 
     def _require_tokens(self, tokens: Tensor, shape: tuple[int, ...]) -> None:
-        """``shape``: -1 for any size."""
         known = int(self.model.config.vocab_size)
-        given = tuple(tokens.shape)
-        fits = len(given) == len(shape) and all(
-            want in (n, -1) for n, want in zip(given, shape, strict=False)
-        )
-        if tokens.dtype not in (torch.int64, torch.int32) or not fits:
+        if tokens.dtype not in (torch.int64, torch.int32) or tuple(tokens.shape) != shape:
             raise PoolError(
-                f"tokens are int64 ids below {known} of the shape {shape}, one line a request, -1 "
-                f"for any size: got {tokens.dtype} {given}"
+                f"tokens are int64 ids of the shape {shape}, one line a request: got "
+                f"{tokens.dtype} {tuple(tokens.shape)}"
             )
         wrong = torch.nonzero((tokens < 0) | (tokens >= known))
         if len(wrong):

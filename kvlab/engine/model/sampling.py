@@ -53,11 +53,10 @@ class Seeded:
         generator = torch.Generator().manual_seed(number)
         chances = torch.softmax(logprobs.cpu() / self.temperature, dim=-1)
         if not bool(torch.isfinite(chances).all()):
-            bad = int(torch.isnan(logprobs).sum())
             raise StudyError(
                 f"a draw needs chances that sum to 1: of request {rid} at position {position} "
-                f"{bad} of {len(logprobs)} logprobs are NaN at temperature {self.temperature}; "
-                f"{'use a higher one' if not bad else 'find what wrote the NaN'}"
+                f"{int(torch.isnan(logprobs).sum())} of {len(logprobs)} logprobs are NaN at "
+                f"temperature {self.temperature}"
             )
         return int(torch.multinomial(chances, 1, generator=generator))
 

@@ -1,7 +1,9 @@
-"""A checkpoint comes whole from its own folder, or with a sentence that says why not."""
+"""A checkpoint comes whole from its own folder, or with a sentence that says why not: none runs
+code, fetches something, or loads as other numbers than it says."""
 
 import json
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -10,11 +12,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig
 
-from kvlab.engine.model import load_model
+from kvlab.engine.model import load_model, model_shape
+from kvlab.engine.model.tiny import new_tiny_model, tiny_config
 from kvlab.errors import CapacityError, StudyError
+from kvlab.lab.drift.study import weights_digest
 from tests.engine.model.tiny import model, prompt
 
-WHOLE = "model.safetensors"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+NAME = "model.layers.1.self_attn.kv_b_proj.weight"
+BIAS = "model.layers.1.block_sparse_moe.gate.e_score_correction_bias"
+PICKLE = b"cos\nsystem\n(S'false'\ntR."
+load: Any = load_model  # bad values are what the types forbid
 
 
 @pytest.fixture
@@ -28,33 +36,62 @@ def change_config(folder: Path, **values: object) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | values))
 
 
-@pytest.mark.parametrize("kind", ["kimi-dense", "kimi-moe", "deepseek-v2", "deepseek-v3"])
-@pytest.mark.parametrize("several", [False, True])
+def rewrite(folder: Path, without: str | None = None, **weights: torch.Tensor) -> None:
+    kept = {name: w for name, w in load_file(folder / WHOLE).items() if name != without}
+    save_file(kept | weights, folder / WHOLE, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["kimi-moe", "deepseek-v2", "deepseek-v3"])
+@pytest.mark.parametrize("size", ["1GB", "40KB"])
 def test_a_loaded_model_says_bit_for_bit_what_the_saved_one_says(
-    kind: str, several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     own: Any = model(kind)
-    own.save_pretrained(tmp_path, **({"max_shard_size": "40KB"} if several else {}))
-    assert (tmp_path / WHOLE).is_file() != several
+    own.save_pretrained(tmp_path, max_shard_size=size)
+    assert (tmp_path / WHOLE).is_file() == (size == "1GB")
     loaded: Any = load_model(tmp_path)
     ids = prompt(3, 9)[None]
     with torch.no_grad():
         assert torch.equal(loaded(input_ids=ids).logits, own(input_ids=ids).logits)
     assert not loaded.training
+    if kind == "kimi-moe":  # the stamp of a study is of the bytes that were loaded
+        before = weights_digest(tmp_path)
+        for part in tmp_path.glob("*.safetensors"):
+            kept = load_file(part)
+            changed = {name: value + 1 for name, value in kept.items()}
+            save_file(changed, part, metadata={"format": "pt"})
+            assert weights_digest(tmp_path) != before
+            save_file(kept, part, metadata={"format": "pt"})
+        assert weights_digest(tmp_path) == before
 
 
-def test_the_weights_come_in_the_dtype_that_was_asked_for(folder: Path) -> None:
+def test_code_that_a_checkpoint_brings_along_is_not_run(folder: Path, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    code = f"open({str(ran)!r}, 'w')\nclass Evil: pass\ndef generate(*a, **k): pass\n"
+    (folder / "evil.py").write_text(code)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(code)
+    (folder / "pytorch_model.bin").write_bytes(PICKLE)
+    change_config(folder, auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
     loaded = load_model(folder, torch.bfloat16)
-    assert loaded.dtype == torch.bfloat16
-    with pytest.raises(StudyError, match=r"got torch\.float8_e4m3fn; fp8 is for rows"):
-        load_model(folder, torch.float8_e4m3fn)
+    assert type(loaded).__name__ == "KimiLinearForCausalLM" and loaded.dtype == torch.bfloat16
+    assert not ran.exists()
 
 
-def test_an_architecture_without_a_latent_cache_is_refused_before_a_weight_is_read(
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("named", ["someone/kernel", "flash_attention_2"])
+def test_an_attention_that_a_config_names_is_not_looked_for(
+    folder: Path, key: str, named: str
+) -> None:
+    change_config(folder, **{key: named})
+    assert load_model(folder).config._attn_implementation == "sdpa"
+
+
+def test_an_architecture_that_cannot_be_run_is_refused_before_a_weight_is_read(
     tmp_path: Path,
 ) -> None:
     LlamaConfig().save_pretrained(tmp_path)
@@ -64,80 +101,128 @@ def test_an_architecture_without_a_latent_cache_is_refused_before_a_weight_is_re
     with pytest.raises(CapacityError, match="'a_model_of_tomorrow' has none"):
         load_model(tmp_path)
     change_config(tmp_path, kv_lora_rank=512)
-    with pytest.raises(CapacityError, match="got 'a_model_of_tomorrow'; it has a latent, but"):
+    with pytest.raises(CapacityError, match="got 'a_model_of_tomorrow'"):
         load_model(tmp_path)
 
 
-def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match=r"'.*nowhere' is no folder; .* \(nothing is fetched\)"):
-        load_model(tmp_path / "nowhere")
-    with pytest.raises(StudyError, match=r"with a config\.json: '.*' has none"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(StudyError, match=r"config\.json must be one JSON .* JSONDecodeError"):
-        load_model(tmp_path)
-    (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(StudyError, match=r"must be one JSON object .* it holds a list"):
-        load_model(tmp_path)
+@pytest.mark.parametrize("given", ["", "a" * 5000, "a\0b", "some/model", "/dev/null"])
+def test_a_path_to_no_folder_is_refused_and_nothing_is_fetched(given: str) -> None:
+    with pytest.raises(StudyError, match=r"with a config\.json: '.*' has none.* is fetched"):
+        load(given)
 
 
-def test_a_config_that_transformers_cannot_read_is_refused(folder: Path) -> None:
-    change_config(folder, hidden_size="wide")
-    with pytest.raises(StudyError, match=r"one that transformers reads: '.*config\.json' gives"):
-        load_model(folder)
+def test_a_dtype_and_a_device_that_are_none_are_refused(folder: Path) -> None:
+    with pytest.raises(StudyError, match=r"got torch\.float8_e4m3fn; fp8 is for rows"):
+        load(folder, torch.float8_e4m3fn)
+    for device in ("nope", "cuda:99", 1.5):
+        with pytest.raises(StudyError, match=r"a device must be there: .* gives "):
+            load(folder, device=device)
 
 
-def test_a_folder_without_safetensors_is_refused_and_a_pickle_is_not_opened(folder: Path) -> None:
-    (folder / WHOLE).unlink()
-    with pytest.raises(StudyError, match=r"'kimi' has neither; save it with save_pretrained"):
-        load_model(folder)
-    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(StudyError, match=r"only pytorch_model\.bin: a pickle runs code when it is"):
-        load_model(folder)
-
-
-def test_a_damaged_file_is_refused(folder: Path) -> None:
+def half(folder: Path) -> None:
     whole = (folder / WHOLE).read_bytes()
     (folder / WHOLE).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(StudyError, match=r"'model\.safetensors' of \d+ bytes gives SafetensorErr"):
+
+
+def without_weights(folder: Path, *more: tuple[str, str]) -> None:
+    (folder / WHOLE).unlink()
+    (folder / "pytorch_model.bin").write_bytes(PICKLE)
+    (folder / "pickle.bin").write_bytes(PICKLE)
+    for name, text in more:
+        (folder / name).write_text(text)
+
+
+def config_text(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "config.json").write_text(text)
+
+
+def config(**values: object) -> Callable[[Path], object]:
+    return lambda folder: change_config(folder, **values)
+
+
+def weight(**weights: torch.Tensor) -> Callable[[Path], object]:
+    return lambda folder: rewrite(folder, **weights)
+
+
+def index(*files: str) -> Callable[[Path], object]:
+    named = json.dumps({"weight_map": {str(i): name for i, name in enumerate(files)}})
+    return lambda folder: without_weights(folder, (INDEX, named))
+
+
+BROKEN: list[tuple[Callable[[Path], object], str]] = [
+    (config_text("{"), r"config\.json' must be one JSON object: JSONDecodeError"),
+    (config_text("[]"), "must be one JSON object: ValueError: it holds a list"),
+    (config_text('{"a":' * 100_000), "must be one JSON object: RecursionError"),
+    (config(rms_norm_eps=float("nan")), "NaN is no number of JSON"),
+    (config(hidden_size="wide"), r"one that transformers reads: '.*config\.json' gives"),
+    (config(quantization_config={"quant_method": "fp8"}), "'kimi' has a quantization_config"),
+    (config(transformers_weights="b.safetensors"), "'kimi' has transformers_weights"),
+    (lambda f: (f / "adapter_config.json").write_text("{}"), r"has an adapter_config\.json"),
+    (without_weights, r"'kimi' has neither \(a pickle runs code when it is read\)"),
+    (half, r"'model\.safetensors' of \d+ bytes gives SafetensorErr"),
+    (index("../part.safetensors"), r"the 1 in 'kimi' these are none: \['\.\./part"),
+    (index("gone.safetensors"), r"these are none: \['gone\.safetensors'\]"),
+    (index("pickle.bin"), r"these are none: \['pickle\.bin'\]"),
+    (index(), r"of the 0 in 'kimi'"),
+    (lambda f: rewrite(f, without=NAME), f"1 of 'kimi' are missing, first {NAME}"),
+    (weight(**{"model.more.weight": torch.zeros(2)}), "are unexpected, first model.more"),
+    (weight(**{NAME: torch.zeros(2, 2)}), f"1 of 'kimi' are mismatched, first {NAME}"),
+    (weight(**{NAME: torch.full((66, 20), torch.nan)}), f"hold a NaN or an infinity .* {NAME}"),
+    (
+        weight(**{BIAS: torch.full((4,), torch.inf)}),
+        "1 of 'kimi' hold .* first .*e_score_correction_bias",
+    ),
+    *(
+        (weight(**{NAME: torch.ones(66, 20).to(kind)}), f"F64, F32, F16, BF16: 1 of the .* {NAME}")
+        for kind in (torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn)
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "match"), BROKEN)
+def test_what_is_no_whole_checkpoint_is_refused(
+    damage: Callable[[Path], object], match: str, folder: Path
+) -> None:
+    damage(folder)
+    with pytest.raises(StudyError, match=match):
         load_model(folder)
 
 
-def test_missing_surplus_and_misshapen_weights_are_refused(folder: Path) -> None:
-    weights = load_file(folder / WHOLE)
-    name = "model.layers.1.self_attn.kv_b_proj.weight"
-    for changed, match in (
-        (
-            {n: w for n, w in weights.items() if n != name},
-            rf"1 of 'kimi' are missing, first {name}",
-        ),
-        (weights | {"model.more.weight": torch.zeros(2)}, "are unexpected, first model.more"),
-        (weights | {name: torch.zeros(2, 2)}, f"1 of 'kimi' are mismatched, first {name}"),
-        (weights | {name: weights[name] * torch.nan}, f"hold a NaN or an infinity .* first {name}"),
-    ):
-        save_file(changed, folder / WHOLE, metadata={"format": "pt"})
-        with pytest.raises(StudyError, match=match):
-            load_model(folder)
+def test_more_layers_than_tensors_are_refused_before_a_module_is_made(tmp_path: Path) -> None:
+    model("deepseek-v3").save_pretrained(tmp_path)
+    change_config(tmp_path, num_hidden_layers=1_000_000)
+    with pytest.raises(StudyError, match=r"has 1000000 layers, its files \d+ tensors"):
+        load_model(tmp_path)
 
 
-def test_an_index_that_names_files_elsewhere_or_none_is_refused(folder: Path) -> None:
-    (folder / WHOLE).rename(folder / "part.safetensors")
-    place = folder / "model.safetensors.index.json"
-    for named in ({"a": "../part.safetensors"}, {"a": "gone.safetensors"}):
-        place.write_text(json.dumps({"weight_map": named}))
-        with pytest.raises(StudyError, match="1 of the 1 in 'kimi' are not there, first '"):
-            load_model(folder)
-    place.write_text("{}")
-    with pytest.raises(StudyError, match="0 of the 0 in 'kimi'"):
+def test_weights_behind_a_link_are_read_and_a_link_to_nothing_is_none(folder: Path) -> None:
+    moved = folder.parent / "elsewhere.safetensors"
+    (folder / WHOLE).rename(moved)
+    (folder / WHOLE).symlink_to(moved)
+    load_model(folder)
+    moved.unlink()
+    with pytest.raises(StudyError, match="'kimi' has neither"):
         load_model(folder)
 
 
-def test_weights_that_transformers_refuses_are_told_in_one_sentence(
+def test_what_transformers_refuses_is_told_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> NoReturn:
         raise OSError("no such thing\nand much more")
 
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", refuse)
-    with pytest.raises(StudyError, match=r"refuses 'kimi' with OSError: no such thing; save it"):
+    with pytest.raises(StudyError, match=r"refuses 'kimi' with OSError: no such thing$"):
         load_model(folder)
+
+
+def test_the_tiny_model_is_that_of_its_seed_and_leaves_the_global_generator_alone() -> None:
+    shape = model_shape(tiny_config())
+    assert (shape.row_elements, shape.full_layers, shape.linear_layers) == (64, (1, 3), (0, 2))
+    before = torch.get_rng_state()
+    first, again, other = (new_tiny_model(seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    one, same, another = (m.state_dict() for m in (first, again, other))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["model.embed_tokens.weight"], another["model.embed_tokens.weight"])
+    assert sum(weight.numel() for weight in first.parameters()) == 895_504
