@@ -25,7 +25,7 @@ if not torch.cuda.is_available():
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # In CI the same commit draws the same examples every time; new ones are found by local runs.
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None)
-# A seeded bug is caught by any example: nobody reads the smallest one, which takes most of the time.
+# A seeded bug is caught by any example: nobody reads the smallest, which takes most of the time.
 settings.register_profile(
     "bug", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
 )

@@ -13,7 +13,7 @@ COMMANDS = (
     "owners --csv -",
     "crash --dcp-size 4 --page-size 4 --num-pages 8",
     "retraction --dcp-sizes 2 --limit 100 --csv -",
-    "drift --quick --requests 1 --dcp-sizes 2 --dtypes float32 --conditions forced_fixed",
+    "drift --quick --requests 1 --dcp-sizes 2 --dtypes float32 --conditions forced_fixed --jobs 1",
     "--version",
 )
 
