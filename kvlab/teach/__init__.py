@@ -5,7 +5,8 @@
     exercise("owner-by-hand")                     # at the end of a cell: shows what is asked for
     exercise("owner-by-hand").check(rank_and_row) # fresh inputs each time; the first difference
 
-``progress()`` says which were passed in this kernel; ``quiz()`` asks ten questions.
+``EXERCISES`` has all of them by name, in the order of the path; ``progress()`` says which were
+passed in this kernel; ``quiz()`` asks ten questions.
 """
 
 from kvlab.errors import KvlabError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvlab.errors import KvlabError
 from kvlab.teach import EXERCISES, Exercise, exercise
 from kvlab.teach.answers import plain
-from kvlab.teach.exercise import SIZES, weight
+from kvlab.teach.exercise import SIZES, Miss, weight
 from kvlab.teach.path.n04_backup_and_restore import HostCopyPool
 from kvlab.teach.path.n05_retraction_counts import DecodeBatch
 from tests.teach.repaired import REPAIRED, exposes
@@ -159,11 +159,76 @@ def test_an_answer_of_another_shape_is_judged_and_not_raised(name: str, answer: 
     assert result.status == "wrong" and "cannot be tried" not in repr(result)
 
 
-def test_true_is_no_number_where_one_is_judged() -> None:
-    name = "books-of-the-scheduler"
-    assert exposes(name, [[[4, 5], [4, 1]], 0], 2, 2)
-    assert not exposes(name, [[[4, 5], [4, True]], 0], 2, 2)
-    assert not exposes(name, [[[4, 5], [4, 1]], False], 2, 2)
+INF = float("inf")
+MISSES: dict[str, tuple[tuple[Any, ...], list[tuple[Any, str]]]] = {
+    "localized-twice": (
+        (2, 2, 1),
+        [(3, "of the padding page"), (4, "on rank 0"), (5, "by rank 0"), (7, "an audit sees it")],
+    ),
+    "a-test-that-sees-it": (
+        (2, 1, 5),
+        [
+            ([[2], [True]], "a slot is a whole number"),
+            ([[], []], "there are none"),
+            ([[2, 3], [12, 13]], "slots are 2 .. 11"),
+            ([[3], [4]], "1 in its page, not 0"),
+            ([[2, 5], [4, 5]], "page 1 is not full"),
+            ([[2, 3, 2, 3], [4, 5, 6, 7]], "a page is named twice"),
+            ([[2, 3], [4]], "a request has one length"),
+            ([[2, 3], [2, 3]], "this test passes"),
+            ([[10, 11], [8, 9]], "it crashes, 11 is past the 6 rows"),
+        ],
+    ),
+    "mid-page-seam": (
+        (2, 4, 8, 24),
+        [(True, "no position"), (8, "does not cut"), (10, "no multiple"), (16, "each once")],
+    ),
+    "books-of-the-scheduler": (
+        (2, 2),
+        [
+            ([[[4, 1]], 0], "two or more requests"),
+            ([[[4, 5], [4, 1]], False], "a number of free pages"),
+            ([[[4, 5], [4, True]], 0], "no [prompt, generated]"),
+            ([[[4, 1], [4, 0]], 0], "of at least 1 each"),
+            ([[[4, 1], [4, 1]], 2], "nobody leaves"),
+            ([[[4, 1], [9, 1]], 0], "the books are right"),
+        ],
+    ),
+    "merge-of-three": (
+        ([1.0, 2.0, 6.0],),
+        [([0.0], "3 numbers"), ([51, 0, 0], "no LSE"), ([0, 0, -INF], "it merges to 1.5")],
+    ),
+    "a-full-host": (
+        (10, 2),
+        [
+            ([[0], [1]], "each with 2 sizes"),
+            ([[10, 10], [-1, 0]], "each with 2 sizes"),
+            ([[10, 10], [10, 10]], "it never fits"),
+            ([[0, 0], [1, 1]], "nothing was declined"),
+            ([[11, 0], [1, 0]], "fits beside the 0 bytes"),
+        ],
+    ),
+    "arena-over-its-bound": (
+        (10,),
+        [
+            ([0], "none of them 0"),
+            ([11], "no arena"),
+            ([1, -1, -1], "not lent"),
+            ([-1], "not lent"),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_what_is_not_asked_for_is_refused_in_words(name: str) -> None:
+    ex = exercise(name)
+    inputs, answers = MISSES[name]
+    assert exposes(name, plain(ex.answer(*inputs)), *inputs)
+    for answer, words in answers:
+        with pytest.raises(Miss) as miss:
+            ex.rule(answer, *inputs)
+        assert words in str(miss.value), answer
 
 
 few, ranks, lse = st.integers(1, 6), st.integers(2, 5), st.floats(-50, 50) | st.just(-float("inf"))

@@ -23,10 +23,10 @@ from kvlab.viz.backup import backup_steps_figure
 from kvlab.viz.style import caption
 from kvlab.viz.timeline import timeline_figure
 from kvlab.viz.tokens import tokens_figure
-from tests.lab.bench.cost_rows import CPU, record
+from tests.lab.bench.cost_rows import record
 from tests.viz.drift_tables import FLOORS, tables
 
-ORIGIN = Origin("kvlab", 0, {"dcp_size": 4}, CPU.device, {"kvlab": "0"}, None, "2026-01-02")
+ORIGIN = Origin("kvlab", 0, {"dcp_size": 4}, "cpu (2 cores)", {"kvlab": "0"}, None, "2026-01-02")
 SMALL = DcpLayout(4, 4, 64)
 STUDY = CrashStudy(SMALL, regime="low", tokens_per_request=5 * 16 + 7)
 STEPS_LAYOUT = DcpLayout(4, 2, 9)

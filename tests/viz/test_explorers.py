@@ -397,10 +397,8 @@ def test_the_sentence_and_the_boxes_of_the_tokens_say_what_the_table_has() -> No
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text.replace("tokens", "words", 1), "it has the columns condition"),
-        (lambda text: text + "a,1,float32,0,,3531,0\n", "has not as many numbers as tokens"),
-        (lambda text: text + "a,1,float32,0,,zz,0\n", "ValueError"),
-        (None, "FileNotFoundError"),
+        (lambda text: text.replace("tokens", "words", 1), "and columns condition"),
+        (None, "No such file"),
     ],
 )
 def test_a_damaged_table_is_refused_by_name(tmp_path: Path, change: object, message: str) -> None:

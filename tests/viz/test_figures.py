@@ -21,7 +21,6 @@ from kvlab.lab.bench.cost import copy_points, localize_points, share_points
 from kvlab.viz import cost, crash, retraction, style
 from kvlab.viz.save import figure_definition, figure_title
 from kvlab.viz.timeline import STATES
-from tests.lab.bench.cost_rows import LOCALIZE_CASES
 from tests.viz.figure_checks import cells, curves, nothing_overlaps, told, words_of
 from tests.viz.figures import (
     FIGURES,
@@ -247,7 +246,7 @@ def test_the_title_names_the_device_so_that_two_figures_can_be_told_apart(name: 
 def test_localization_has_one_line_a_contender_in_time_an_id() -> None:
     (ax,) = made("localize").axes
     lines = heights(ax)
-    lengths = sorted(case.ids for case in LOCALIZE_CASES if case.dcp_size == 8)
+    lengths = sorted(ids for ids, c in ops.RUNS if c == 8)
     assert lines[ops.MASK] == pytest.approx([5.5e3 / ids for ids in lengths])
     assert lines[ops.CHECKED] == pytest.approx([1e3 / ids for ids in lengths])
     assert set(words_of(made("localize"))) == set(lines)

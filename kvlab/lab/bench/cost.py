@@ -1,15 +1,7 @@
-"""What operations cost, as ``make bench`` measured it: read from the files that are there.
-
-One file a device, ``data/runs/bench-<device>.csv``; what a reader sees follows from which files
-there are and which rows they hold, and what is not there is said. Worked example: of a folder with
-``bench-cpu.csv`` alone
-
-    costs = read_costs()
-    costs.devices         ("cpu",)
-    gpu_sentence(costs)   "No GPU figure exists yet: ..."
+"""What operations cost, as ``make bench`` measured it: one file a device, ``bench-<device>.csv``.
 
 A share of a copy is the ratio to one copy of as many bytes in the same run: 0.8 means that ours
-takes 1.25 times as long as the copy. A part without rows gives no sentence.
+takes 1.25 times as long as the copy. What is not in a file is said, and gives no sentence.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,120 +16,74 @@ from kvlab.lab.findings import Finding, Number
 from kvlab.lab.origin import Origin
 from kvlab.memory.published import data_path
 
-PREFIX = "bench-"
-RECORD = "make bench ARGS='--repeat 3'"
-RECORD_CUDA = "make bench ARGS='--repeat 3 --device cuda'"
-CPU = "cpu"
-_TIMES = ("ours_s_q1", "ours_s", "ours_s_q3", "baseline_s_q1", "baseline_s", "baseline_s_q3")
-_RATIO = ("ratio_q1", "ratio", "ratio_q3")
+CPU, PREFIX = "cpu", "bench-"
 _WORDS = (
-    *("part", "case", "ours", "baseline", "met"),
+    *("part", "case", "ours", "baseline", "met", "op", "backend"),
     *("device", "torch", "kvlab", "commit", "created"),
 )
-NUMBERS = (*_TIMES, *_RATIO, "aim", "threads", "runs")
-#: Columns that files had from the start; without them a file is no benchmark.
-NEEDED = (*_WORDS, *NUMBERS)
-#: Columns that tell sizes; a file recorded before they existed is read, and said to lack them.
-SIZES = ("layers", "tokens", "ids", "dcp_size", "bytes", "share_of_copy")
-LATER = ("op", "backend", *SIZES)
+_RATIO = ["ratio_q1", "ratio", "ratio_q3"]
+_NUMBERS = (
+    *("ours_s_q1", "ours_s", "ours_s_q3", "baseline_s_q1", "baseline_s", "baseline_s_q3"),
+    *(*_RATIO, "aim", "threads", "runs"),
+    *("layers", "tokens", "ids", "dcp_size", "bytes", "share_of_copy"),
+)
+#: The columns that are read, with their types.
+COLUMNS = {**dict.fromkeys(_WORDS, "str"), **dict.fromkeys(_NUMBERS, "float64")}
 #: Every case that the benchmark has of the parts that are drawn.
-CASES = {part: tuple(case.name for case in cases) for part, cases in ops.FULL.items()} | {
-    copies.PART: tuple(case.name for case in copies.FULL)
-}
+CASES: dict[str, list[str]] = {}
+for _case in (*ops.cases(quick=False), *copies.cases(quick=False)):
+    CASES.setdefault(_case.part, []).append(_case.name)
 MOST_NAMED = 3
 #: The length of run that sentences speak of, if it was measured; else the longest that was.
 IDS = 128 * 2**10
 PARTS = {ops.MERGE: "merge of c partials", ops.WRITE: "owner write"}
+#: What is no contender for the rows of one rank: all ranks, and the further ranks of old files.
+_NOT_ONE_RANK = (ops.ALL, "localize, further rank")
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """The rows of all files, with ``slug``, the <device> of the file name.
-
-    ``lacking``: slug -> the later columns that the file lacks, or has no value in.
-    """
+    """The rows of all files, with ``slug``, the <device> of the file name."""
 
     table: pd.DataFrame
     devices: tuple[str, ...]
-    lacking: dict[str, tuple[str, ...]]
-
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        """The devices that are not a CPU."""
-        return tuple(slug for slug in self.devices if slug.split("-")[0] != CPU)
 
     def of(self, slug: str) -> pd.DataFrame:
-        """The rows of one device, timed with its largest number of torch threads.
-
-        Errors: StudyError for a device without a file.
-        """
+        """The rows of one device, timed with its largest number of torch threads."""
         if slug not in self.devices:
-            raise StudyError(
-                f"a device has a file {PREFIX}<device>.csv: got {slug!r}, and there are "
-                f"{', '.join(self.devices)}; record one with `make bench`"
-            )
+            raise StudyError(f"no {PREFIX}{slug}.csv is here: there are {', '.join(self.devices)}")
         rows = self.table[self.table["slug"] == slug]
         most = rows.groupby("part")["threads"].transform("max")
         return rows[rows["threads"] == most].reset_index(drop=True)
 
 
 def read_costs(folder: Path | None = None) -> Costs:
-    """All ``bench-*.csv`` of ``folder`` (default: data/runs).
-
-    Errors: StudyError without a file, for one that cannot be read or lacks a needed column, and for
-    a value that is no number where one belongs.
-    """
+    """All ``bench-*.csv`` of ``folder`` (default: data/runs). Errors: StudyError without a file, or
+    for one that cannot be read or lacks a column."""
     if folder is None:
         folder = data_path("runs", f"{PREFIX}{CPU}.csv").parent
-    files = sorted(folder.glob(f"{PREFIX}*.csv"))
-    if not files:
-        raise StudyError(
-            f"costs are read from files {PREFIX}<device>.csv: {folder.name!r} holds none; make one "
-            f"with `{RECORD}`"
-        )
-    tables, lacking = [], {}
-    for path in files:
+    tables = {}
+    for path in sorted(folder.glob(f"{PREFIX}*.csv")):
         slug = path.stem.removeprefix(PREFIX)
-        table = _read(path)
-        lacking[slug] = tuple(name for name in LATER if table[name].isna().all())
-        tables.append(table.assign(slug=slug))
-    devices = sorted(lacking, key=lambda slug: (slug != CPU, slug))
-    return Costs(pd.concat(tables, ignore_index=True), tuple(devices), lacking)
-
-
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        found = pd.read_csv(path, dtype=dict.fromkeys((*_WORDS, "op", "backend"), "str"))
-    except (OSError, ValueError) as error:
-        raise StudyError(
-            f"{path.name} is a CSV file that `make bench` wrote: {error}; record it again"
-        ) from None
-    absent = [name for name in NEEDED if name not in found]
-    if absent:
-        raise StudyError(
-            f"{path.name} has the columns {', '.join(NEEDED)}: it lacks {', '.join(absent)}; "
-            f"record it again with `make bench`"
-        )
-    for name in found.columns.intersection([*NUMBERS, *SIZES]):
-        numbers = pd.to_numeric(found[name], errors="coerce").astype("float64")
-        wrong = found.index[numbers.isna() & found[name].notna()]
-        if len(wrong):
-            raise StudyError(
-                f"{path.name}: {name} is a number or empty: line {wrong[0] + 2} has "
-                f"{found[name][wrong[0]]!r}; record it again"
-            )
-        found[name] = numbers
-    return found.reindex(columns=[*NEEDED, *LATER])
+        try:
+            found = pd.read_csv(path, dtype=COLUMNS, usecols=list(COLUMNS))
+        except (OSError, ValueError) as error:
+            raise StudyError(f"{path.name} is not what `make bench` wrote: {error}") from None
+        tables[slug] = found.assign(slug=slug)
+    if not tables:
+        raise StudyError(f"{folder.name!r} holds no {PREFIX}<device>.csv; `make bench` makes one")
+    devices = sorted(tables, key=lambda slug: (slug != CPU, slug))
+    return Costs(pd.concat(tables.values(), ignore_index=True), tuple(devices))
 
 
 def localize_points(rows: pd.DataFrame, dcp_size: int = 8) -> pd.DataFrame:
     """Time of one localization: contender, ids, seconds_q1, seconds, seconds_q3; by ids.
 
     A contender that is the baseline of several rows has several times of the same calls: their
-    median. Left out is what localizes for all ranks at once, and a run that was verified before.
+    median.
     """
     mine = rows[(rows["part"] == ops.LOCALIZE) & (rows["dcp_size"] == dcp_size)]
-    mine = mine[mine["ids"].notna() & ~mine["ours"].isin([ops.ALL, ops.FURTHER])]
+    mine = mine[mine["ids"].notna() & ~mine["ours"].isin(_NOT_ONE_RANK)]
     both = [
         mine[[name, "ids", f"{name}_s_q1", f"{name}_s", f"{name}_s_q3"]].set_axis(
             ["contender", "ids", "seconds_q1", "seconds", "seconds_q3"], axis=1
@@ -158,9 +104,7 @@ def copy_points(rows: pd.DataFrame) -> pd.DataFrame:
         (copies.RESTORE, copies.BACK): "share",
     }
     pairs = pd.Series(list(zip(rows["ours"], rows["baseline"], strict=True)), index=rows.index)
-    mine = rows.assign(measure=pairs.map(measures))
-    mine = mine[(mine["part"] == copies.PART) & mine["measure"].notna()]
-    mine = mine[mine["tokens"].notna() & mine["layers"].notna()]
+    mine = rows.assign(measure=pairs.map(measures)).dropna(subset=["measure", "tokens", "layers"])
     kept = mine[["op", "measure", "layers", "tokens", "dcp_size", *_RATIO, "aim"]]
     kept = kept.rename(columns=dict(zip(_RATIO, ("q1", "value", "q3"), strict=True)))
     order = ["op", "measure", "layers", "dcp_size", "tokens"]
@@ -170,7 +114,7 @@ def copy_points(rows: pd.DataFrame) -> pd.DataFrame:
 def share_points(rows: pd.DataFrame) -> pd.DataFrame:
     """Merge and owner write as shares of one copy of the same bytes: part, case, contender,
     backend, dcp_size, bytes, q1, value, q3, aim."""
-    mine = rows[rows["part"].isin([ops.MERGE, ops.WRITE]) & (rows["baseline"] == ops.COPY)]
+    mine = rows[rows["part"].isin(list(PARTS)) & (rows["baseline"] == ops.COPY)]
     mine = mine[mine["bytes"].notna()]
     kept = mine[["part", "case", "ours", "backend", "dcp_size", "bytes", *_RATIO, "aim"]]
     names = dict(zip(("ours", *_RATIO), ("contender", "q1", "value", "q3"), strict=True))
@@ -178,34 +122,29 @@ def share_points(rows: pd.DataFrame) -> pd.DataFrame:
     return kept.sort_values(["part", "contender", "bytes", "dcp_size"], ignore_index=True)
 
 
-def aims(rows: pd.DataFrame) -> pd.DataFrame:
-    """What was aimed at: part, case, ours, baseline, ratio_q1, ratio, ratio_q3, aim, met."""
-    columns = ["part", "case", "ours", "baseline", *_RATIO, "aim", "met"]
-    return rows[rows["aim"].notna()][columns].reset_index(drop=True)
-
-
 def aims_for_people(rows: pd.DataFrame) -> pd.DataFrame:
-    """``aims`` as text: the ratio with its quartiles, the aim as a bound."""
-    found = aims(rows)
-    triples = zip(found["ratio"], found["ratio_q1"], found["ratio_q3"], strict=True)
+    """What was aimed at: the ratio with its quartiles, the aim as a bound, whether it was met."""
+    found = rows[rows["aim"].notna()]
     return pd.DataFrame(
         {
             "case": found["case"],
             "measured": found["ours"] + " / " + found["baseline"],
-            "ratio (quartiles)": [f"{m:.3g} ({low:.3g}-{high:.3g})" for m, low, high in triples],
+            "ratio (quartiles)": [
+                f"{m:.3g} ({low:.3g}-{high:.3g})" for low, m, high in found[_RATIO].to_numpy()
+            ],
             "aim": [f">= {aim:.3g}" for aim in found["aim"]],
             "met": found["met"],
         }
-    )
+    ).reset_index(drop=True)
 
 
 def gpu_aims() -> list[tuple[str, str, str]]:
     """(ours, beside, aim in words) of what is held against an aim on CUDA only."""
     return [
-        ("backup, restore", copies.UPSTREAM, copies.ABOVE_UPSTREAM.words),
-        ("backup, restore", f"{copies.OUT}, pinned", copies.NEAR_COPY.words),
-        ("localize_run, 4M ids", ops.COPY, ops.NEAR_COPY.words),
-        ("merge of c partials", ops.COPY, ops.NEAR_MERGE_COPY.words),
+        ("backup, restore", copies.UPSTREAM, f"at least {copies.ABOVE_UPSTREAM:g}x"),
+        ("backup, restore", f"{copies.OUT}, pinned", f"at least {copies.NEAR_COPY:g}"),
+        ("localize_run, 4M ids", ops.COPY, f"within {1 / ops.NEAR_COPY:.2g}x of it"),
+        ("merge of c partials", ops.COPY, f"at least {ops.NEAR_MERGE_COPY:g}"),
     ]
 
 
@@ -213,18 +152,15 @@ def missing(rows: pd.DataFrame, parts: Iterable[str] = tuple(CASES)) -> tuple[st
     """One sentence for each part of which the benchmark has cases that ``rows`` lack."""
     said = []
     for part in parts:
-        there = set(rows.loc[(rows["part"] == part) & rows["op"].notna(), "case"])
+        there = set(rows.loc[rows["part"] == part, "case"])
         absent = [case for case in CASES[part] if case not in there]
+        words = part.replace("_", " ")
         if len(absent) == len(CASES[part]):
-            said.append(f"{part.replace('_', ' ')}: none of {len(absent)} cases is measured")
+            said.append(f"{words}: none of {len(absent)} cases is measured")
         elif absent:
             more = len(absent) - MOST_NAMED
-            tail = f" and {more} more" if more > 0 else ""
-            names = "; ".join(absent[:MOST_NAMED])
-            said.append(
-                f"{part.replace('_', ' ')}: {len(absent)} of {len(CASES[part])} cases are not "
-                f"measured ({names}{tail})"
-            )
+            names = "; ".join(absent[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+            said.append(f"{words}: {len(absent)} of {len(CASES[part])} cases are missing ({names})")
     return tuple(said)
 
 
@@ -242,40 +178,27 @@ def conditions(costs: Costs) -> pd.DataFrame:
     return found.assign(threads=found["threads"].astype(int))
 
 
-def lacking_sentence(costs: Costs) -> str:
-    """Which files were recorded before sizes were columns; "" if none was."""
-    old = [f"{PREFIX}{slug}.csv" for slug, columns in costs.lacking.items() if columns]
-    if not old:
-        return ""
-    return (
-        f"{', '.join(old)} was recorded before its sizes were columns, so what needs them is "
-        f"missing below; `{RECORD}` records it again."
-    )
-
-
 def gpu_sentence(costs: Costs) -> str:
     """Whether a GPU was measured, by the files that there are."""
-    if costs.gpus:
-        return f"GPU figures are those of {', '.join(costs.gpus)}."
+    gpus = [slug for slug in costs.devices if slug.split("-")[0] != CPU]
+    if gpus:
+        return f"GPU figures are those of {', '.join(gpus)}."
     have = ", ".join(f"{PREFIX}{slug}.csv" for slug in costs.devices)
     return (
         f"No GPU figure exists yet: of the files data/runs/{PREFIX}<device>.csv there is only "
-        f"{have}; `{RECORD_CUDA}` on a machine with a GPU makes another."
+        f"{have}; `make bench ARGS='--repeat 3 --device cuda'` on a machine with a GPU makes "
+        f"another."
     )
 
 
 def origin_of(rows: pd.DataFrame) -> Origin:
-    """Where these rows come from; rows of several recordings name each. Errors: StudyError."""
-    if rows.empty:
-        raise StudyError(
-            "an origin is that of rows: got none; take the rows of a device, Costs.of(slug)"
-        )
+    """Where these rows come from; rows of several recordings name each."""
 
     def told(column: str) -> str:
         values: Sequence[object] = rows[column].dropna().unique().tolist()
         return "/".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
 
-    device = "" if str(rows["device"].iloc[0]).startswith(CPU) else " --device cuda"
+    device = "" if told("device").startswith(CPU) else " --device cuda"
     return Origin(
         command=f"make bench ARGS='--repeat {told('runs')}{device}'",
         seed=None,
@@ -293,24 +216,23 @@ def localize_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
     # What a pool calls: the op where Triton serves, else the localization of a run not yet seen.
     twin = ops.op_name(ops.LOCALIZE, "triton")
     op = twin if twin in set(points["contender"]) else ops.FIRST
-    both = points[points["contender"].isin([op, ops.STRIDE])]
-    lengths = both.groupby("ids").size().loc[lambda found: found == 2].index
-    if not len(lengths):
+    seconds = points.pivot(index="ids", columns="contender", values="seconds")
+    if not {op, ops.STRIDE} <= set(seconds):
         return None
-    ids = IDS if IDS in lengths else max(lengths)
-    seconds = points[points["ids"] == ids].set_index("contender")["seconds"].to_dict()
-    mine = seconds[op]
-    values: dict[str, Number] = {"device": slug, "op": op, "ids": ops.count_text(int(ids))}
-    values["each"] = mine / ids * 1e9
+    seconds = seconds.dropna(subset=[op, ops.STRIDE])
+    ids = IDS if IDS in seconds.index else int(seconds.index.max())
+    times = seconds.loc[ids].dropna().to_dict()
+    values: dict[str, Number] = {"device": slug, "op": op, "ids": ops.count_text(ids)}
+    values["each"] = times[op] / ids * 1e9
     sentence = "Measured on {device}, runs of {ids} ids: {op} takes {each:.2g} ns an id"
     for key, name, words in (
         ("stride", ops.STRIDE, "{stride:.2g}x the time of an unchecked stride"),
         ("mask", ops.MASK, "{mask:.2g}x that of the mask"),
         ("copy", ops.COPY, "{copy:.2g}x that of a copy of the bytes it must move"),
     ):
-        if name in seconds:
+        if name in times:
             sentence += f", {words}"
-            values[key] = mine / seconds[name]
+            values[key] = times[op] / times[name]
     return Finding(f"cost-localize-{slug}", sentence, values)
 
 
@@ -329,7 +251,7 @@ def copy_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
             if len(found):
                 keys = tuple(f"{op}_{measure}_{end}" for end in ("mid", "low", "high"))
                 words.append(text % keys)
-                values |= dict(zip(keys, median_and_ends(found), strict=True))
+                values |= dict(zip(keys, _median_and_ends(found), strict=True))
                 values[f"{op}_n"] = len(found)
         if words:
             said.append(f"{op} of {{{op}_n}} sizes: {' and '.join(words)}")
@@ -344,13 +266,13 @@ def share_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
     said = []
     for i, (key, found) in enumerate(share_points(rows).groupby(["part", "contender"])):
         part, contender = key
-        middle, low, high = median_and_ends(found["value"])
         said.append(
             f"{PARTS[str(part)]} by {{name{i}}} {{mid{i}:.0%}} ({{low{i}:.0%}} to {{high{i}:.0%}}, "
             f"{{n{i}}} {'case' if len(found) == 1 else 'cases'})"
         )
-        values |= {f"name{i}": str(contender), f"mid{i}": middle, f"n{i}": len(found)}
-        values |= {f"low{i}": low, f"high{i}": high}
+        ends = zip(("mid", "low", "high"), _median_and_ends(found["value"]), strict=True)
+        values |= {f"name{i}": str(contender), f"n{i}": len(found)}
+        values |= {f"{end}{i}": value for end, value in ends}
     if not said:
         return None
     sentence = f"Measured on {{device}}, share of the speed of one copy: {'; '.join(said)}"
@@ -359,7 +281,7 @@ def share_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
 
 def aim_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
     """How many aims were met, and the one that was missed by most; None: nothing was aimed at."""
-    found = aims(rows)
+    found = rows[rows["aim"].notna()]
     if found.empty:
         return None
     met = int(found["met"].eq("yes").sum())
@@ -376,6 +298,5 @@ def aim_finding(rows: pd.DataFrame, slug: str) -> Finding | None:
     return Finding(f"cost-aims-{slug}", sentence, values)
 
 
-def median_and_ends(values: "pd.Series[float]") -> tuple[float, float, float]:
-    """(median, least, largest) of the medians of several cases."""
+def _median_and_ends(values: "pd.Series[float]") -> tuple[float, float, float]:
     return float(values.median()), float(values.min()), float(values.max())

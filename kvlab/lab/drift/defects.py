@@ -1,14 +1,11 @@
 """What the study runs: conditions, and the defects that public threads report around retraction.
 
-    no_retraction      the floor of merge and batch
-    forced_fixed       somebody is retracted every third forward, with the fix
-    forced_before_fix  the same with the code before the fix, in its silent regime
-    natural            memory is short
-    recompute          as forced_fixed, but restored by a prefill of all tokens
-    defect:<name>      one defect on; ``faults`` does what an entry here says
-
-``forced_before_fix`` and ``defect:widened_as_rows`` are one run under two names. At c = 1 a widened
-id is a row and a merge has nothing to merge, so four of the defects cannot act there.
+no_retraction      the floor of merge and batch
+forced_fixed       somebody is retracted every third forward, with the fix
+forced_before_fix  the same with the code before the fix: the run of defect:widened_as_rows
+natural            memory is short
+recompute          as forced_fixed, but restored by a prefill of all tokens
+defect:<name>      one defect on; ``faults`` does what an entry here says
 """
 
 from dataclasses import dataclass
@@ -26,11 +23,10 @@ KEY = ("condition", "defect", "dcp_size", "dtype")
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """``name`` as in conditions ``defect:<name>``; ``title`` for people; ``source``: the thread
-    that reports it (*reported*), or why it is here; ``what`` it does here; ``acts_at``: the DCP
-    sizes at which it can change anything; ``tell_apart``: a measurement on a real server that would
-    show this one and no other; ``hypothetical``: no thread reports it; ``dtypes`` it is run in;
-    ``on_node``: prompts are prefilled on the decode node's ranks, without a hand-over."""
+    """``source``: the thread that reports it, or why it is here (``hypothetical``: no thread does);
+    ``what`` it does here; ``acts_at``: where it can change anything (at c = 1 a widened id is a
+    row and a merge has nothing to merge); ``tell_apart``: a measurement on a real server that would
+    show this one and no other; ``on_node``: prefilled on the decode node, with no hand-over."""
 
     name: str
     title: str
@@ -49,9 +45,8 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``name`` of the tables; ``title`` for people; ``schedule``: "calm" (room for all), "alone"
-    (so, and one request a forward), "forced" (one leaves every third forward), "natural" (the pool
-    is short); ``defect``: what is broken, None for nothing; ``dtypes`` it is run in."""
+    """``schedule``: "calm" (room for all), "alone" (so, and one request a forward), "forced" (one
+    leaves every third forward), "natural" (the pool is short); ``dtypes`` it is run in."""
 
     name: str
     title: str

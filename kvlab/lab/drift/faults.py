@@ -1,8 +1,7 @@
 """The defects in code: ``ModelCells`` with one defect each, and the two defective merges.
 
-Each class changes one act of the right cells and leaves the rest. A row "does not come back" means
-that its new place keeps what it held before, as on a server that has run for a while: the study
-fills its pools with rows of another text first.
+Each class changes one act of the right cells. A row "does not come back" means that its new place
+keeps what it held before: the study fills its pools with rows of another text first.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,27 +60,31 @@ class Verified(ModelCells):
     def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         """What a defect does when a request was restored; ``held``: what its new rows held."""
 
+    @property
+    def ranks(self) -> Sequence[MLATokenToKVPool]:
+        """The pools of rows."""
+        return self.sharded.pools.ranks
+
     def rows(self, slots: WidenedSlots) -> Tensor:
         """The stored rows of all positions ``(layers, positions, elements)``, a copy."""
-        ranks = self.sharded.pools.ranks
-        layers, _, elements = ranks[0].buffer.shape
-        found = ranks[0].buffer.new_empty(layers, len(slots), elements)
-        for pool in ranks:
+        layers, _, elements = self.ranks[0].buffer.shape
+        found = self.ranks[0].buffer.new_empty(layers, len(slots), elements)
+        for pool in self.ranks:
             here = pool.resolve(slots)
             found[:, here.source] = pool.buffer[:, here.ids]
         return found
 
     def put_rows(self, slots: WidenedSlots, rows: Tensor) -> None:
         """Store what ``rows`` gave, each row on its owner."""
-        for pool in self.sharded.pools.ranks:
+        for pool in self.ranks:
             here = pool.resolve(slots)
             pool.buffer[:, here.ids] = rows[:, here.source]
 
-    def state(self, rid: int) -> State:
-        """The state of a running request, a copy; two empty tensors for a model without state."""
+    def state(self, rid: int) -> State | None:
+        """The state of a running request, a copy; None for a model without state."""
         states, slot = self.sharded.pools.states, self._held[rid].state
         if states is None or slot is None:
-            return torch.empty(0), torch.empty(0)
+            return None
         return states.conv[:, slot].clone(), states.temporal[:, slot].clone()
 
     def put_state(self, rid: int, state: State | None) -> None:
@@ -100,12 +103,11 @@ class WidenedAsRows(Verified):
         return slots.ids
 
     def leaves(self, rid: int, slots: WidenedSlots) -> None:
-        ranks = self.sharded.pools.ranks
-        self.kept[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in ranks]
+        self.kept[rid] = [crash.copy_out(p.buffer, self._ids(p, slots)) for p in self.ranks]
 
     def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
         self.put_rows(slots, held)
-        for pool, copies in zip(self.sharded.pools.ranks, self.kept.pop(rid), strict=True):
+        for pool, copies in zip(self.ranks, self.kept.pop(rid), strict=True):
             crash.copy_in(pool.buffer, copies, self._ids(pool, slots))
 
 
@@ -185,7 +187,7 @@ class NanPadding(Verified):
     """The padding row of every rank is NaN from the first retraction on."""
 
     def leaves(self, rid: int, slots: WidenedSlots) -> None:
-        for pool in self.sharded.pools.ranks:
+        for pool in self.ranks:
             pool.buffer[:, 0] = pool.codec.filled(float("nan"), pool.device)
 
 
@@ -194,7 +196,7 @@ class ScalesLost(Verified):
     had."""
 
     def returns(self, rid: int, slots: WidenedSlots, held: Tensor) -> None:
-        right, values = self.rows(slots), self.sharded.pools.ranks[0].codec.elements
+        right, values = self.rows(slots), self.ranks[0].codec.elements
         right[..., values:] = held[..., values:]
         self.put_rows(slots, right)
 

@@ -1,15 +1,12 @@
 """The requests of the study: recall lines and text of this project, stored with it.
 
-``data/drift/prompts.jsonl`` holds one request a line. Its prompts are bytes (ASCII), made once and
-kept, so that they are the same under every version of Python; text is taken from this project's own
-sources, which the shipped checkpoint was not trained on. Each prompt looks like
+``data/drift/prompts.jsonl`` holds one request a line, a prompt of bytes (ASCII). Each looks like
 
     set qk=5f zt=0c bf=9e             8 to 16 pairs
     ... some text ...
     get zt=0c bf=                     the answer is only in the rows of the pair
 
-and ends where the model must recall. A byte is a token id below 256: another model gets the same
-ids, whatever they mean to it.
+and ends where the model must recall. A byte is a token id below 256, whatever it means to a model.
 """
 
 import json
@@ -55,11 +52,6 @@ class Prompts:
                 f"the study has {len(self.tokens)} requests: got requests={requests}; take 1 .. "
                 f"{len(self.tokens)} of them"
             )
-        if output_tokens is not None and output_tokens < 2:
-            raise WorkloadError(
-                f"a request decodes at least one token after its prefill's: got output_tokens="
-                f"{output_tokens}, the bound is 2"
-            )
         most = LONGEST if output_tokens is None else output_tokens
         lengths = [min(r.output_tokens, most) for r in self.workload.requests[:requests]]
         return _prompts(self.tokens[:requests], lengths, self.answers[:requests])
@@ -76,39 +68,29 @@ def read_prompts(path: Path) -> Prompts:
 
     Errors: WorkloadError, naming the line that breaks a rule, or the file that cannot be read.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise WorkloadError(
-            f"prompts are a file of JSON lines in UTF-8: {str(path)!r} gives {reason}; name "
-            f"another file, or none for the requests that are stored with kvlab"
-        ) from None
-    if not lines:
-        raise WorkloadError(
-            f"a file of prompts holds at least 1 request, one a line: {str(path)!r} has 0 lines; "
-            f"write a line with prompt, answer and output_tokens"
-        )
     tokens, lengths, answers = [], [], []
-    for number, line in enumerate(lines, start=1):
-        try:
+    number = 0
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            number += 1
             found = json.loads(line, object_pairs_hook=once)
             prompt, length = found["prompt"].encode("ascii"), found["output_tokens"]
-            answers.append(found["answer"].encode("ascii"))
-            if not prompt or type(length) is not int or length < 2:
-                raise ValueError("an empty prompt, or output_tokens that is no int of at least 2")
-            if len(prompt) + length > LONGEST:
+            if not prompt or type(length) is not int or not 2 <= length <= LONGEST - len(prompt):
                 raise ValueError(
-                    f"{len(prompt)} + {length} positions of prompt and output, the bound is "
-                    f"{LONGEST}"
+                    f"{len(prompt)} + {length!r} positions of prompt and output; a prompt is not "
+                    f"empty, an output is an int of at least 2, both together at most {LONGEST}"
                 )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise WorkloadError(
-                f"a line of prompts holds prompt and answer in ASCII and output_tokens >= 2: line "
-                f"{number} of {path.name} gives {type(error).__name__}: {error}; correct it"
-            ) from None
-        tokens.append(tuple(prompt))
-        lengths.append(length)
+            tokens.append(tuple(prompt))
+            lengths.append(length)
+            answers.append(found["answer"].encode("ascii"))
+        if not tokens:
+            raise ValueError("it has 0 lines")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise WorkloadError(
+            f"prompts are JSON lines, each with prompt and answer in ASCII and output_tokens >= 2: "
+            f"{path.name!r}, line {number}: {type(error).__name__}: {error}; correct it, or name "
+            f"another file"
+        ) from None
     return _prompts(tokens, lengths, answers)
 
 

@@ -1,16 +1,12 @@
 """One run of the study: a condition at a DCP size in a dtype, seen one of two ways.
 
-*Forced*: every token is the reference's, so that a position means the same in every run, and what
-the run would have said is in its logprobs. *Free*: tokens are drawn, by a sampler that depends on
-(seed, request, position) only. It is not greedy because a tiny model left to its likeliest token
-falls into loops by itself, and those would drown the loops that a defect makes; at temperature 1
-draws break up loops of either kind. 0.7 lies between: how many requests repeat depends on it.
+*Forced*: every token is the reference's (one rank, no retraction, one request a forward, same
+dtype), so that a position means the same in every run, and what the run would have said is in its
+logprobs. *Free*: tokens are drawn, by a sampler that depends on (seed, request, position) only. It
+is not greedy because a tiny model left to its likeliest token falls into loops by itself.
 
-The reference: one rank, no retraction, one request a forward (``batch_invariant``), same dtype.
-
-Pages hold one row (P = 1). What a victim gives up is then taken by others within one forward, so it
-comes back to other slots although it was away for one forward only. (SGLang's decode nodes sort
-their free pages, ``need_sort``, and get the same from that.)
+Pages hold one row (P = 1), so what a victim gives up is taken by others within one forward, and it
+comes back to other slots. (SGLang's decode nodes sort their free pages, ``need_sort``: the same.)
 
 Silent regime: ids lie in [W, (u + 1) W) when u pages are in use, lowest first. All of them are
 rows of a rank, so that code which takes ids for rows raises nothing, when (u + 1) W <= (N + 1) P,
@@ -46,7 +42,6 @@ from kvlab.lab.drift.prompts import RUNNING, STEP_S, Prompts
 from kvlab.lab.drift.study import DriftStudy
 from kvlab.lab.drift.tables import cut, divergence, events_array, ranks
 from kvlab.lab.keep import Values
-from kvlab.memory import PagedTokenToKVPoolAllocator
 from kvlab.ops import merge_partials
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "fp8": torch.bfloat16}
@@ -97,23 +92,17 @@ def reference_run(study: DriftStudy, dtype: str, view: str) -> Values:
     Returns ``token`` int32 and ``logprob`` float32, one a token, request after request; ``length``
     int32, the tokens of each request; for "forced" ``logprobs`` float32 ``(tokens, vocabulary)``.
     """
-    lines: dict[int, list[Tensor]] = {}
+    said: dict[int, list[Tensor]] = {}
     sampler = Greedy() if view == "forced" else Drawn(Seeded(study.seed, study.temperature))
-    cells, _ = _played(
-        study,
-        Point(REFERENCE, 1, dtype),
-        sampler,
-        lambda rid, position, logprobs: lines.setdefault(rid, []).append(logprobs),
-    )
-    outputs = [cells.streams[rid].output for rid in sorted(lines)]
-    logprobs = torch.stack([line for rid in sorted(lines) for line in lines[rid]])
-    picked = torch.tensor([token for output in outputs for token in output])
-    return {
-        "token": picked.int().numpy(),
-        "logprob": logprobs.gather(1, picked[:, None]).flatten().numpy(),
-        "length": np.array([len(output) for output in outputs], np.int32),
-        **({"logprobs": logprobs.numpy()} if view == "forced" else {}),
-    }
+
+    def watch(rid: int, position: int, logprobs: Tensor) -> None:
+        said.setdefault(rid, []).append(logprobs)
+
+    cells, _ = _played(study, Point(REFERENCE, 1, dtype), sampler, watch)
+    lines = torch.stack([line for rid in sorted(said) for line in said[rid]])
+    lengths = np.array([len(said[rid]) for rid in sorted(said)], np.int32)
+    found = {**_drawn(cells), "length": lengths}
+    return {**found, "logprobs": lines.numpy()} if view == "forced" else found
 
 
 def forced_run(study: DriftStudy, point: Point, reference: Values) -> Values:
@@ -142,14 +131,16 @@ def forced_run(study: DriftStudy, point: Point, reference: Values) -> Values:
 
 
 def free_run(study: DriftStudy, point: Point) -> Values:
-    """``token`` int32 and ``logprob`` float32 of what was drawn, request after request; ``events``
-    as in ``forced_run``."""
-    cells, events = _played(study, point, Drawn(Seeded(study.seed, study.temperature)))
+    """``token`` int32 and ``logprob`` float32 of what was drawn, request after request."""
+    cells, _ = _played(study, point, Drawn(Seeded(study.seed, study.temperature)))
+    return _drawn(cells)
+
+
+def _drawn(cells: Verified) -> Values:
     streams = [cells.streams[rid] for rid in sorted(cells.streams)]
     return {
         "token": np.array([t for s in streams for t in s.output], np.int32),
         "logprob": np.array([x for s in streams for x in s.logprobs], np.float32),
-        "events": events,
     }
 
 
@@ -208,9 +199,8 @@ def _warm(sharded: ShardedModel, kept: _Loaded, prompts: Prompts) -> None:
     if kept.other is None:
         tokens = max(prompts.tokens, key=len)[::-1]
         node = sharded.like(DcpLayout(1, PAGE_SIZE, len(tokens)), requests=1)
-        ids = PagedTokenToKVPoolAllocator(node.layout).alloc_extend(0, len(tokens))
-        assert ids is not None  # the layout was made for it
-        node.prefill(torch.tensor(tokens), WidenedSlots(ids), node.pools.alloc_state())
+        ids = WidenedSlots(torch.arange(PAGE_SIZE, PAGE_SIZE + len(tokens)))
+        node.prefill(torch.tensor(tokens), ids, node.pools.alloc_state())
         kept.other = node.pools.ranks[0].buffer[:, PAGE_SIZE:].clone()
     generator = torch.Generator().manual_seed(1)
     for pool in sharded.pools.ranks:

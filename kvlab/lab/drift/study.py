@@ -52,18 +52,13 @@ class DriftStudy:
     temperature: float = 0.7
 
     def __post_init__(self) -> None:
-        words = {"conditions": NAMES, "dtypes": DTYPES}
-        for name in ("dcp_sizes", *words):
-            axis, known = getattr(self, name), words.get(name, range(1, MOST_RANKS + 1))
-            if not axis or len(set(axis)) != len(axis):
-                raise StudyError(f"{name} must name at least one value, each once: got {axis}")
-            for i, value in enumerate(axis):
-                if value not in known:
-                    allowed = ", ".join(words.get(name, [f"1 .. {MOST_RANKS}"]))
-                    raise StudyError(
-                        f"{name} are of {allowed}: got {value!r} at place {i} of {len(axis)}; name "
-                        f"one of these"
-                    )
+        sizes = range(1, MOST_RANKS + 1)
+        known = {"dcp_sizes": sizes, "conditions": NAMES, "dtypes": DTYPES}
+        for name, allowed in known.items():
+            axis = getattr(self, name)
+            if not axis or len({*axis} & {*allowed}) != len(axis):
+                told = f"1 .. {MOST_RANKS}" if allowed is sizes else ", ".join(map(str, allowed))
+                raise StudyError(f"{name} are at least one of {told}, each once: got {axis}")
         if not 0 < self.temperature < math.inf:
             raise StudyError(
                 f"temperature must be finite and above 0: got {self.temperature!r}; the free view "
@@ -168,8 +163,7 @@ def _make(study: DriftStudy, view: str, point: Point, reference: Values | None) 
 
 
 def model_digest(folder: Path) -> str:
-    """SHA-256 over config, weights and their index, which decide what a model says; not over what
-    else lies beside them."""
+    """SHA-256 over config, weights and their index, which decide what a model says."""
     named = [folder / "config.json", *sorted(folder.glob("*.safetensors*"))]
     found = [f"{path.name} {_sha256(path)}\n" for path in named if path.is_file()]
     return hashlib.sha256("".join(found).encode()).hexdigest()

@@ -1,18 +1,15 @@
 """From the arrays of runs to the tables of the study, and each metric on the way, defined once.
 
-Figures, notebook and command line take names and symbols from ``METRICS``. A *reference* p is the
-next-token distribution of one rank without retraction; a *run* q is that of the condition. Every
-number is *measured* on a real model; the workload is synthetic. Tokens whose logprob is NaN are
-counted (``nan_tokens``) and left out of maxima, means and percentiles; where nothing is left, the
-field is empty in a CSV, null in JSON and NaN in a frame, and reads back as NaN.
-
-Worked example of the repetition rate, period 2: of the output ``a b a b a b a b a b`` the tokens at
-positions 7, 8 and 9 end a stretch of at least 8 tokens that repeats with period 2; rho = 3 / 10.
+A *reference* p is the next-token distribution of one rank without retraction; a *run* q is that of
+the condition. Every number is *measured* on a real model; the workload is synthetic. Tokens whose
+logprob is NaN are counted (``nan_tokens``) and left out of maxima, means and percentiles; where
+nothing is left, the field is empty in a CSV, null in JSON and NaN in a frame.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvlab.engine import Event, EventKind
+from kvlab.engine import Event
 from kvlab.lab.drift.defects import REFERENCE, Point, condition
 from kvlab.lab.drift.prompts import Prompts
 from kvlab.lab.drift.results import EVENTS, POSITIONS, REQUESTS, SUMMARY, TOKENS, Study
@@ -32,15 +29,13 @@ Floats = NDArray[np.float64]
 Row = dict[str, object]
 #: The arrays of a run, by view ("forced", "free") and point.
 Find = Callable[[str, Point], Values]
-KINDS: tuple[EventKind, ...] = ("arrive", "admit", "retract", "resume", "finish", "abort")
-#: The run whose events and tokens are kept, the first of these that was run; c as near 4 as any.
+EVENT = np.dtype([("step", "i4"), ("kind", "U8"), ("rid", "i4"), ("tokens", "i4")])
+#: The run whose events and tokens are kept: the first of these that was run, c as near 4 as any.
 TIMELINE = ("forced_before_fix", "forced_fixed", "no_retraction")
 #: Two maxima over the same noise differ by less than this factor; drift above it is no noise.
 MARGIN = 2.0
-#: Longest period, in tokens, that counts as a repetition.
-LONGEST_PERIOD = 8
-#: Least tokens of a stretch that counts, and least times that it holds its period.
-LEAST_STRETCH, LEAST_TIMES = 8, 3
+#: Of a repetition: longest period, least tokens, least times that the period is held.
+LONGEST_PERIOD, LEAST_STRETCH, LEAST_TIMES = 8, 8, 3
 #: By how much rho must exceed that of the reference for a request to count as repeating.
 REPEATS = 0.25
 #: The tolerance on output logprobs of SGLang's PD test under DCP 4 (*reported*, by that test).
@@ -59,10 +54,9 @@ class Metric:
     view: str
 
 
+_X = "|ln q(x) - ln p(x)| of the reference's token x"
 METRICS = (
-    Metric(
-        "abs_dlogprob", "|Δℓ|", "nats", "|ln q(x) - ln p(x)| of the reference's token x", "forced"
-    ),
+    Metric("abs_dlogprob", "|Δℓ|", "nats", _X, "forced"),
     Metric("max_abs_dlogprob", "max |Δℓ|", "nats", "largest |Δℓ| over the finite tokens", "forced"),
     Metric("mean_abs_dlogprob", "mean |Δℓ|", "nats", "mean |Δℓ| over the finite tokens", "forced"),
     Metric("p99_abs_dlogprob", "p99 |Δℓ|", "nats", "99th percentile of |Δℓ|", "forced"),
@@ -113,10 +107,8 @@ def ranks(tokens: Tensor, logprobs: Tensor) -> Tensor:
 
 def first_difference(reference: Sequence[int], run: Sequence[int]) -> int | None:
     """The first position where two outputs differ, or one of them has ended; None if never."""
-    for at, (a, b) in enumerate(zip(reference, run, strict=False)):
-        if a != b:
-            return at
-    return None if len(reference) == len(run) else min(len(reference), len(run))
+    pairs = enumerate(zip_longest(reference, run))
+    return next((at for at, (a, b) in pairs if a != b), None)
 
 
 def first_above(values: Floats, bound: float) -> int | None:
@@ -140,7 +132,10 @@ def edit_distance(reference: Sequence[int], run: Sequence[int]) -> int:
 
 
 def repeating(tokens: Sequence[int]) -> NDArray[np.bool_]:
-    """Which positions end a repetition, bool ``(n,)``: see ``repetition_rate`` in ``METRICS``."""
+    """Which positions end a repetition, bool ``(n,)``: see ``repetition_rate`` in ``METRICS``.
+
+    Of ``a b a b a b a b a b``, period 2, those at 7, 8 and 9 end a stretch of 8 tokens or more.
+    """
     x = np.asarray(tokens, dtype=np.int64)
     marked = np.zeros(len(x), dtype=bool)
     for period in range(1, LONGEST_PERIOD + 1):
@@ -148,8 +143,7 @@ def repeating(tokens: Sequence[int]) -> NDArray[np.bool_]:
         run = 0  # positions in a row that equal the one a period before
         for at in range(period, len(x)):
             run = run + 1 if x[at] == x[at - period] else 0
-            if run + period >= stretch:
-                marked[at] = True
+            marked[at] |= run + period >= stretch
     return marked
 
 
@@ -170,15 +164,14 @@ def mean(values: Floats) -> float:
     return float(finite.mean()) if len(finite) else np.nan
 
 
-def events_array(events: Iterable[Event]) -> NDArray[np.int32]:
-    """int32 ``(events, 4)``: step, kind, request, KV tokens. ``events_of`` reads it back."""
-    rows = [(e.step, KINDS.index(e.kind), e.rid, e.tokens) for e in events]
-    return np.array(rows, np.int32).reshape(-1, 4)
+def events_array(events: Iterable[Event]) -> NDArray[np.void]:
+    """One element an event. ``events_of`` reads it back."""
+    return np.array([(e.step, e.kind, e.rid, e.tokens) for e in events], EVENT)
 
 
-def events_of(rows: NDArray[np.generic]) -> tuple[Event, ...]:
+def events_of(rows: NDArray[np.void]) -> tuple[Event, ...]:
     """The events again."""
-    return tuple(Event(step, KINDS[kind], rid, n) for step, kind, rid, n in rows.tolist())
+    return tuple(Event(*row) for row in rows.tolist())
 
 
 def cut(values: NDArray[Any], lengths: Sequence[int]) -> tuple[NDArray[Any], ...]:
@@ -227,41 +220,38 @@ class RunData:
 def request_rows(run: RunData, floor: float) -> list[Row]:
     """One row a request; ``data/README.md`` says what each column is."""
     left = [event.rid for event in run.events if event.kind == "retract"]
-    rows = []
+    rows: list[Row] = []
+    bound = MARGIN * floor
     for rid, (signed, kl) in enumerate(zip(run.dlogprob, run.kl, strict=True)):
         drift, starts = np.abs(signed), run.back.get(rid, [])
         before, since = np.split(drift, [starts[0] if starts else len(drift)])
+        # Tokens from the latest restore to the first drift after any.
+        found, onset = first_above(since, bound), None
+        if found is not None:
+            onset = min(starts[0] + found - start for start in starts if start <= starts[0] + found)
         said, want = run.tokens[rid], run.drawn[rid]
         mine, its = repetition_rate(said), repetition_rate(want)
-        row: Row = {
-            "rid": rid,
-            "retractions": left.count(rid),
-            "restored_at": starts[0] if starts else None,
-            "max_abs_dlogprob": largest(drift),
-            "max_before_restore": largest(before),
-            "max_since_restore": largest(since),
-            "kl": mean(kl),
-            "nan_tokens": int(np.isnan(drift).sum()),
-            "first_above_floor": first_above(drift, MARGIN * floor),
-            "onset": _onset(drift, starts, MARGIN * floor),
-            "collateral": first_above(before, MARGIN * floor) is not None,
-            "first_divergence": first_difference(want, said),
-            "edit_distance": edit_distance(want, said),
-            "repetition_rate": mine,
-            "reference_repetition_rate": its,
-            "repeating": mine >= its + REPEATS,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "rid": rid,
+                "retractions": left.count(rid),
+                "restored_at": starts[0] if starts else None,
+                "max_abs_dlogprob": largest(drift),
+                "max_before_restore": largest(before),
+                "max_since_restore": largest(since),
+                "kl": mean(kl),
+                "nan_tokens": int(np.isnan(drift).sum()),
+                "first_above_floor": first_above(drift, bound),
+                "onset": onset,
+                "collateral": first_above(before, bound) is not None,
+                "first_divergence": first_difference(want, said),
+                "edit_distance": edit_distance(want, said),
+                "repetition_rate": mine,
+                "reference_repetition_rate": its,
+                "repeating": mine >= its + REPEATS,
+            }
+        )
     return rows
-
-
-def _onset(drift: Floats, starts: Sequence[int], bound: float) -> int | None:
-    """Tokens from the latest restore to the first drift after any; None without either."""
-    found = first_above(drift[starts[0] :], bound) if starts else None
-    if found is None:
-        return None
-    at = starts[0] + found
-    return at - max(start for start in starts if start <= at)
 
 
 def summary_row(run: RunData, requests: pd.DataFrame, floor: float, fixed: RunData) -> Row:
@@ -301,40 +291,38 @@ def summary_row(run: RunData, requests: pd.DataFrame, floor: float, fixed: RunDa
 
 def position_rows(run: RunData) -> list[Row]:
     """|delta logprob| by position in the output, and by tokens since the latest restore."""
-    by_axis: dict[str, dict[int, list[float]]] = {"position": {}, "since_restore": {}}
+    found: dict[tuple[str, int], list[float]] = {}
     for rid, signed in enumerate(run.dlogprob):
         for at, value in enumerate(np.abs(signed).tolist()):
-            by_axis["position"].setdefault(at, []).append(value)
+            found.setdefault(("position", at), []).append(value)
             since = [at - start for start in run.back.get(rid, []) if start <= at]
             if since:
-                by_axis["since_restore"].setdefault(min(since), []).append(value)
+                found.setdefault(("since_restore", min(since)), []).append(value)
     rows: list[Row] = []
-    for axis, lines in by_axis.items():
-        for at in sorted(lines):
-            values = np.array([v for v in lines[at] if np.isfinite(v)])
-            cuts = np.quantile(values, [0.5, 0.9, 1.0]).tolist() if len(values) else [np.nan] * 3
-            row = dict(zip(("p50", "p90", "max"), cuts, strict=True))
-            rows.append({"axis": axis, "at": at, "tokens": len(values), **row})
+    for (axis, at), line in sorted(found.items()):
+        values = np.array([value for value in line if np.isfinite(value)])
+        cuts = np.quantile(values, [0.5, 0.9, 1.0]).tolist() if len(values) else [np.nan] * 3
+        row = dict(zip(("p50", "p90", "max"), cuts, strict=True))
+        rows.append({"axis": axis, "at": at, "tokens": len(values), **row})
     return rows
 
 
 def token_rows(run: RunData, tokens: Sequence[Sequence[int]]) -> list[Row]:
     """One row a token of one run: rid, position in the output, the step that made it, its id,
     |delta logprob|, and whether the request was restored before it."""
-    stays = intervals(run.events)
-    stays = stays[stays["state"] == "running"]
+    steps: dict[tuple[int, int], int] = {}
+    for stay in intervals(run.events).query("state == 'running'").to_dict("records"):
+        # The prefill's token, then one a forward: with n positions held comes output n + 1 - p.
+        rid, begin = stay["rid"], stay["begin"]
+        made = stay["first_tokens"] - run.prompts[rid]
+        steps.setdefault((rid, made), begin)
+        for step in range(begin, stay["end"]):
+            steps[rid, made + 1 + step - begin] = step
     rows: list[Row] = []
     for rid, signed in enumerate(run.dlogprob):
-        steps: dict[int, int] = {}
-        mine = stays.loc[stays["rid"] == rid, ["begin", "end", "first_tokens"]]
-        for begin, end, first in mine.itertuples(index=False):
-            # The prefill's token, then one a forward: with n positions held comes output n + 1 - p.
-            made = first - run.prompts[rid]
-            steps.setdefault(made, begin)
-            steps |= {made + 1 + i: begin + i for i in range(end - begin)}
+        first = run.back.get(rid, [len(signed)])[0]
         for at, value in enumerate(np.abs(signed).tolist()):
-            restored = rid in run.back and run.back[rid][0] <= at
-            row = (rid, at, steps.get(at), tokens[rid][at], value, restored)
+            row = (rid, at, steps.get((rid, at)), tokens[rid][at], value, first <= at)
             rows.append(dict(zip(TOKENS, row, strict=True)))
     return rows
 
@@ -343,8 +331,7 @@ def assemble(
     points: Sequence[Point], find: Find, prompts: Prompts, origin: Mapping[str, object]
 ) -> Study:
     """The tables of a study whose runs ``find`` gives: floors first, since every judgement is
-    against one. The floor of a dtype is the largest drift without retraction, over all DCP sizes.
-    """
+    against one."""
     data = {point: run_data(find, point, prompts) for point in points}
     floors: dict[str, float] = {}
     for point, run in data.items():

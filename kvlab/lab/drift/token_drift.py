@@ -1,9 +1,6 @@
 """Every token of some requests in every run of the study, which the drift explorer colors.
 
-The tables of the study keep the tokens of one run only. This one has a line for each run and
-request. It is a module of its own since processes must find the study's work by its name.
-
-    python -m kvlab.lab.drift.token_drift --cache build/cache/drift --out data/runs/drift
+python -m kvlab.lab.drift.token_drift --cache build/cache/drift --out data/runs/drift
 """
 
 import argparse
@@ -30,10 +27,7 @@ REQUESTS = 12
 
 def token_drift(study: DriftStudy, cache: Path, requests: int = REQUESTS) -> pd.DataFrame:
     """Each token of the first requests in each run of the forced view, columns ``TOKEN_DRIFT`` as
-    in their file (``results.read_token_drift``); what ``cache`` has is not run again.
-
-    Errors: as ``DriftStudy.runs``.
-    """
+    in their file (``read_token_drift``); what ``cache`` has is not run again."""
     find = study.runs(keep=Keep(cache))
     rows = []
     for point in study.points():
@@ -48,24 +42,12 @@ def token_drift(study: DriftStudy, cache: Path, requests: int = REQUESTS) -> pd.
     return pd.DataFrame(rows, columns=list(TOKEN_DRIFT))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of ``python -m kvlab.lab.drift.token_drift``."""
-    made = argparse.ArgumentParser(
-        prog=COMMAND, description="Write every token of some requests in every run of a study."
-    )
-    for name, place, what in (
-        ("--cache", "build/cache/drift", "finished runs"),
-        ("--out", "data/runs/drift", "where the table goes"),
-    ):
-        made.add_argument(
-            name, type=Path, default=Path(place), metavar="DIR", help=f"{what} (%(default)s)"
-        )
-    return made
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the table and its origin."""
-    asked = parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    for name, place in (("--cache", "build/cache/drift"), ("--out", "data/runs/drift")):
+        parser.add_argument(name, type=Path, default=Path(place), metavar="DIR")
+    asked = parser.parse_args(argv)
     require_writable(asked.out)
     model = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent
     table = token_drift(DriftStudy(model, default_prompts()), asked.cache)

@@ -1,13 +1,10 @@
 """What the tables of the study say: each expectation judged, and the open question argued.
 
-The floor of a dtype is the largest |delta logprob| without retraction, over all DCP sizes. *Within
-the floor* means at most ``MARGIN`` times it: two maxima over the same noise differ by less. Worked
-example: floor 4e-6, forced_fixed at c = 4 has max 5e-6 (within: 1.2 times), forced_before_fix 0.1
-(25,000 times): both expectations are confirmed. At 3e-4 the second would be refuted.
+The floor of a dtype is the largest |delta logprob| without retraction, over all DCP sizes; *within*
+it is at most ``MARGIN`` times as much: two maxima over the same noise differ by less.
 
 The question, *reported* and never measured by us: under forced retraction about 4 of 48 restored
-requests fall into repetition, at DCP 1 as well. Which defect can do that? The rules, applied to the
-rows of c = 1:
+requests fall into repetition, at DCP 1 as well. Which defect can do that? By the rows of c = 1:
 
     cannot        all logprobs are those of the run with the fix, bit for bit; or no restored
                   request leaves the floor; or so few do that 4 of 48 is out of reach, by chance too
@@ -19,6 +16,7 @@ rows of c = 1:
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,19 +66,17 @@ class Verdict:
 def verdicts(summary: pd.DataFrame) -> list[Verdict]:
     """Every expectation, judged by the summary of a study (columns ``results.SUMMARY``)."""
     found = [_restores(summary)]
-    for dtype in summary["dtype"].unique():
-        part = summary[summary["dtype"] == dtype]
+    for dtype, part in summary.groupby("dtype", sort=False):
         for name in ("forced_fixed", "natural", "recompute"):
             rows = part[part["condition"] == name]
             if len(rows):
                 found.append(_within(rows, name, str(dtype)))
         before = part[part["condition"] == "forced_before_fix"]
-        if len(before):
-            found += _before_fix(before, str(dtype))
+        found += _before_fix(before, str(dtype)) if len(before) else []
     return [*found, _tolerance_of_defects(summary), _cannot_act(summary)]
 
 
-def _judge(name: str, claim: str, rows: pd.DataFrame, holds: bool, says: str) -> Verdict:
+def _judge(name: str, claim: str, rows: pd.DataFrame, holds: object, says: str) -> Verdict:
     if not len(rows):
         return Verdict(name, claim, "not measured", "the study has no run that could tell")
     return Verdict(name, claim, "confirmed" if holds else "refuted", says)
@@ -90,63 +86,54 @@ def _restores(summary: pd.DataFrame) -> Verdict:
     rows = summary[summary["condition"].isin(["forced_fixed", "natural"])]
     rows = rows[rows["restores"] > 0]
     different, total = int(rows["restores_different"].sum()), int(rows["restores"].sum())
-    return _judge(
-        "restored_bits",
-        "with the fix, rows and state come back bit-identical",
-        rows,
-        not different,
-        f"{total - different} of {total} restores, in {len(rows)} runs",
-    )
+    claim = "with the fix, rows and state come back bit-identical"
+    says = f"{total - different} of {total} restores, in {len(rows)} runs"
+    return _judge("restored_bits", claim, rows, not different, says)
 
 
 def _within(rows: pd.DataFrame, name: str, dtype: str) -> Verdict:
     rows = rows[rows["retractions"] > 0]  # a run that never retracts is one without retraction
-    nan_tokens = rows["nan_tokens"].sum()
-    within = rows["max_abs_dlogprob"] <= MARGIN * rows["floor"]  # of a floor of 0 too
-    holds = bool(within.all()) and not nan_tokens
+    lost = rows["nan_tokens"].sum()
+    within = (rows["max_abs_dlogprob"] <= MARGIN * rows["floor"]).all()  # of a floor of 0 too
     says = f"{_times(rows, 'max')}, at c = {_sizes(rows)}; {rows['retractions'].sum()} retractions"
-    if nan_tokens:
-        says += f"; {nan_tokens:.0f} tokens are NaN"
-    if name == "recompute" and not holds:
-        says += f"; {RECOMPUTE}"
+    says += f"; {lost:.0f} tokens are NaN" if lost else ""
+    says += f"; {RECOMPUTE}" if name == "recompute" and (lost or not within) else ""
     claim = f"{name} drifts within the floor at every c, {dtype}"
-    return _judge(f"{name}_within_floor_{dtype}", claim, rows, holds, says)
+    return _judge(f"{name}_within_floor_{dtype}", claim, rows, within and not lost, says)
 
 
-def _before_fix(rows: pd.DataFrame, dtype: str) -> list[Verdict]:
+def _before_fix(rows: pd.DataFrame, dtype: str) -> Iterator[Verdict]:
     one, more = rows[rows["dcp_size"] == 1], rows[rows["dcp_size"] > 1]
     top = more["max_abs_dlogprob"]
-    return [
-        _judge(
-            f"before_fix_beyond_floor_{dtype}",
-            f"before the fix, drift is at least {FACTOR:.0f} times the floor at c > 1, {dtype}",
-            more,
-            bool(((top >= FACTOR * more["floor"]) & (top > 0)).all()),
-            f"{_times(more, 'min')}, at c = {_sizes(more)}",
-        ),
-        _judge(
-            f"before_fix_nothing_at_1_{dtype}",
-            f"before the fix, no token's logprob is different at c = 1, {dtype}",
-            one,
-            _same_bits(one),
-            f"largest difference from the run with the fix: {one['max_from_fixed'].max():.3g} nats",
-        ),
-        _judge(
-            f"tolerance_sees_before_fix_{dtype}",
-            f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats (upstream's PD test) sees the code "
-            f"before the fix at every c > 1, {dtype}",
-            more,
-            bool((top > UPSTREAM_TOLERANCE).all()),
-            f"max |Δℓ| {_each(more)}",
-        ),
-    ]
+    yield _judge(
+        f"before_fix_beyond_floor_{dtype}",
+        f"before the fix, drift is at least {FACTOR:.0f} times the floor at c > 1, {dtype}",
+        more,
+        ((top >= FACTOR * more["floor"]) & (top > 0)).all(),
+        f"{_times(more, 'min')}, at c = {_sizes(more)}",
+    )
+    yield _judge(
+        f"before_fix_nothing_at_1_{dtype}",
+        f"before the fix, no token's logprob is different at c = 1, {dtype}",
+        one,
+        _same_bits(one),
+        f"largest difference from the run with the fix: {one['max_from_fixed'].max():.3g} nats",
+    )
+    yield _judge(
+        f"tolerance_sees_before_fix_{dtype}",
+        f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats (upstream's PD test) sees the code before "
+        f"the fix at every c > 1, {dtype}",
+        more,
+        (top > UPSTREAM_TOLERANCE).all(),
+        f"max |Δℓ| {_each(more)}",
+    )
 
 
 def _tolerance_of_defects(summary: pd.DataFrame) -> Verdict:
     """Of the runs with a defect that changed a logprob. Runs with NaN are left out: whether a NaN
     passes a tolerance depends on how the two are compared."""
     rows = summary[summary["condition"].str.startswith(PREFIX)]
-    lost = rows[rows["nan_tokens"] > 0]
+    lost = int((rows["nan_tokens"] > 0).sum())
     rows = rows[(rows["max_from_fixed"] > 0) & (rows["nan_tokens"] == 0)]
     below = rows[rows["max_abs_dlogprob"] <= UPSTREAM_TOLERANCE]
     parts = [
@@ -155,7 +142,7 @@ def _tolerance_of_defects(summary: pd.DataFrame) -> Verdict:
     ]
     says = f"{len(rows) - len(below)} of {len(rows)} runs exceed it"
     says += f"; max |Δℓ| of the others: {'; '.join(parts)}" if parts else ""
-    says += f"; {len(lost)} runs with NaN left out" if len(lost) else ""
+    says += f"; {lost} runs with NaN left out" if lost else ""
     claim = f"a tolerance of {UPSTREAM_TOLERANCE:.2f} nats sees every defect that changes a logprob"
     return _judge("tolerance_sees_defects", claim, rows, not len(below), says)
 
@@ -165,13 +152,9 @@ def _cannot_act(summary: pd.DataFrame) -> Verdict:
     rows = summary[summary["condition"].isin(names) & (summary["dcp_size"] == 1)]
     # Without a hand-over the twin's prefill ran elsewhere; at c = 1 it is the same arithmetic.
     top = rows["max_from_fixed"].max()
-    return _judge(
-        "no_reach_at_1",
-        "index and merge defects change no token's logprob at c = 1",
-        rows,
-        _same_bits(rows),
-        f"{rows['condition'].nunique()} conditions, largest difference {top:.3g} nats",
-    )
+    says = f"{rows['condition'].nunique()} conditions, largest difference {top:.3g} nats"
+    claim = "index and merge defects change no token's logprob at c = 1"
+    return _judge("no_reach_at_1", claim, rows, _same_bits(rows), says)
 
 
 def _same_bits(rows: pd.DataFrame) -> bool:
@@ -255,47 +238,39 @@ def argument(summary: pd.DataFrame) -> list[str]:
     if not given:
         return []
     reported, (least, most) = f"{REPORTED[0]} of {REPORTED[1]}", interval(*REPORTED)
+    groups = {
+        "cannot": f"These cannot make {reported} repeat at c = 1",
+        "too many": "These act at c = 1, but would make nearly all that they touch repeat",
+        "not excluded": f"These act at c = 1 and are not excluded; {reported} is any share from "
+        f"{least:.0%} to {most:.0%}, by the 95 % interval, and theirs are those of a tiny model",
+        "not measured": "These were not measured",
+    }
     lines = [
         f"Reported, not measured here: about {reported} restored requests repeat tokens under "
         f"forced retraction, at DCP 1 as well. No public thread shows the log."
     ]
-    for judgement, says in (
-        ("cannot", f"These cannot make {reported} repeat at c = 1"),
-        ("too many", "These act at c = 1, but would make nearly all that they touch repeat"),
-        (
-            "not excluded",
-            f"These act at c = 1 and are not excluded; {reported} is any share from {least:.0%} to "
-            f"{most:.0%}, by the 95 % interval, and theirs are those of a tiny model",
-        ),
-        ("not measured", "These were not measured"),
-    ):
+    for judgement, says in groups.items():
         group = [a for a in given if a.judgement == judgement]
-        if group:
-            each = "; ".join(
-                f"{a.defect.title}{' (hypothetical)' * a.defect.hypothetical}: {a.why}"
-                for a in group
-            )
-            lines.append(f"{says} ({len(group)}). {each}.")
+        told = [f"{a.defect.title}{' (hypothetical)' * a.defect.hypothetical}" for a in group]
+        each = "; ".join(f"{name}: {a.why}" for name, a in zip(told, group, strict=True))
+        lines += [f"{says} ({len(group)}). {each}."] if group else []
     open_ = [a.defect for a in given if a.judgement == "not excluded"]
     if open_:
         each = " ".join(f"{d.title[0].upper()}{d.title[1:]}: {d.tell_apart}." for d in open_)
         lines.append(f"What would tell them apart on a real server. {each}")
-    lines += [
-        _base_rate(summary),
+    lines += _base_rate(summary)
+    lines.append(
         "A defect that is ruled out is ruled out as it was built here, in the dtype and on the "
-        "workload it was run with.",
-        UNKNOWN,
-    ]
-    return [line for line in lines if line]
+        "workload it was run with."
+    )
+    return [*lines, UNKNOWN]
 
 
-def _base_rate(summary: pd.DataFrame) -> str:
+def _base_rate(summary: pd.DataFrame) -> list[str]:
     """How much the right code diverges and repeats, by batch noise alone."""
     rows = summary[(summary["condition"] == "forced_fixed") & summary["diverged_requests"].notna()]
     columns = ["requests", "diverged_requests", "repeating_requests"]
     worst = rows.groupby("dtype", sort=False)[columns].max()
-    if not len(worst):
-        return ""
     parts = [
         f"{diverged:.0f} of {requests:.0f} requests in {dtype} say something else than the "
         f"reference and {repeating:.0f} repeat more"
@@ -307,4 +282,5 @@ def _base_rate(summary: pd.DataFrame) -> str:
             "Rounding alone changes what is drawn, so a request that says something else is no "
             "proof of a defect."
         )
-    return f"The base rate, with the fix and at the worst c: {'; '.join(parts)}. {so}"
+    told = f"The base rate, with the fix and at the worst c: {'; '.join(parts)}. {so}"
+    return [told] if parts else []

@@ -46,12 +46,6 @@ def done(planned: DriftStudy, kept: Path) -> Study:
     return planned.run(jobs=1, cache=kept)
 
 
-def row_of(done: Study, name: object, c: object) -> Any:
-    """The row of a condition in the summary."""
-    table = done.summary
-    return table[(table["condition"] == name) & (table["dcp_size"] == c)].iloc[0]
-
-
 def equal(a: Study, b: Study) -> bool:
     for name in TABLES:
         pd.testing.assert_frame_equal(getattr(a, name), getattr(b, name), check_exact=True)
@@ -78,31 +72,22 @@ def test_conditions_that_are_one_run_are_run_once(planned: DriftStudy, kept: Pat
     assert {total for _, total in calls} == {2 + 2 * len(once.points())}
 
 
-def test_tables_have_their_columns_and_one_row_each(done: Study) -> None:
+def test_tables_add_up_and_floor_zero_and_drift_are_where_they_belong(done: Study) -> None:
     for name, columns in TABLES.items():
         assert tuple(getattr(done, name).columns) == columns
     assert len(done.summary) == 4 * 2 and len(done.requests) == 4 * 2 * 6
-    assert set(done.summary["label"]) == {"measured"}
     assert done.origin["timeline"] == {
         "condition": "forced_before_fix", "dcp_size": 2, "dtype": "float32",
     }  # fmt: skip
-
-
-def test_the_summary_is_what_its_requests_add_up_to(done: Study) -> None:
-    by_key: Any = done.requests.groupby(["condition", "dcp_size"], sort=False)
-    for (name, c), part in by_key:
-        row = row_of(done, name, c)
-        assert row["retractions"] == part["retractions"].sum()
-        assert row["max_abs_dlogprob"] == part["max_abs_dlogprob"].max()
-        assert row["nan_tokens"] == part["nan_tokens"].sum()
-        assert row["restored_requests"] == part["restored_at"].notna().sum()
-        assert row["repetition_rate"] == pytest.approx(part["repetition_rate"].mean(), rel=1e-5)
-        assert row["diverged_requests"] == part["first_divergence"].notna().sum()
-        assert row["collateral_requests"] == part["collateral"].sum()
-
-
-def test_floor_zero_and_drift_are_where_they_belong(done: Study) -> None:
-    table: Any = done.summary.set_index(["condition", "dcp_size"])
+    key = ["condition", "dcp_size"]
+    table: Any = done.summary.set_index(key)
+    parts: Any = done.requests.groupby(key, sort=False)
+    assert (table["retractions"] == parts["retractions"].sum()).all()
+    assert (table["nan_tokens"] == parts["nan_tokens"].sum()).all()
+    assert (table["collateral_requests"] == parts["collateral"].sum()).all()
+    assert (table["restored_requests"] == parts["restored_at"].count()).all()
+    assert (table["diverged_requests"] == parts["first_divergence"].count()).all()
+    assert table["max_abs_dlogprob"].equals(parts["max_abs_dlogprob"].max())
     calm = table.loc["no_retraction"]
     assert (calm["floor"] == calm["max_abs_dlogprob"].max()).all()
     assert (calm["retractions"] == 0).all() and (calm["restores"] == 0).all()
@@ -111,6 +96,9 @@ def test_floor_zero_and_drift_are_where_they_belong(done: Study) -> None:
     assert table.loc[("forced_before_fix", 1), "max_from_fixed"] == 0
     assert table.loc[("forced_before_fix", 2), "max_from_fixed"] > 1e-3
     assert (table.loc["defect:nan_padding", "nan_tokens"] > 0).all()
+    places: Any = done.positions[done.positions["axis"] == "position"].groupby(key, sort=False)
+    assert (places["tokens"].sum() == table["tokens"] - table["nan_tokens"]).all()
+    assert places["max"].max().equals(table["max_abs_dlogprob"])
 
 
 def test_tokens_of_the_timeline_are_those_of_its_run(done: Study) -> None:
@@ -140,26 +128,18 @@ def test_the_table_of_all_tokens_is_of_the_same_runs(
     assert found["restored_at"].map(bool).tolist() == ran.tolist()
 
 
-def test_positions_count_every_finite_token_once(done: Study) -> None:
-    by_key: Any = done.positions.groupby(["condition", "dcp_size"])
-    for (name, c), part in by_key:
-        row = row_of(done, name, c)
-        mine = part[part["axis"] == "position"]
-        assert mine["tokens"].sum() == row["tokens"] - row["nan_tokens"]
-        assert mine["max"].max() == row["max_abs_dlogprob"]
-        assert (mine["p50"].dropna() <= mine["p90"].dropna()).all()
-
-
 def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
-    planned: DriftStudy, done: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    planned: DriftStudy, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    small = replace(planned, conditions=("no_retraction",), dcp_sizes=(2,))
+
     def kill(finished: int, total: int) -> None:
-        if finished == 7:
+        if finished == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        planned.run(jobs=1, cache=tmp_path, progress=kill)
-    assert len(list(tmp_path.glob("*.kept"))) == 7
+        small.run(jobs=1, cache=tmp_path, progress=kill)
+    assert len(list(tmp_path.glob("*.kept"))) == 3
     made: list[Point] = []
 
     def count(study: DriftStudy, view: str, point: Point, reference: Values | None) -> Values:
@@ -169,11 +149,9 @@ def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
     make = study_module._make
     monkeypatch.setattr(study_module, "_make", count)
     calls: list[tuple[int, int]] = []
-    again = planned.run(jobs=1, cache=tmp_path, progress=lambda a, b: calls.append((a, b)))
-    total = 2 + 2 * len(planned.points())
-    assert len(made) == total - 7
-    assert calls[-1] == (total, total)
-    assert equal(again, done)
+    again = small.run(jobs=1, cache=tmp_path, progress=lambda a, b: calls.append((a, b)))
+    assert (len(made), calls[-1]) == (1, (4, 4))
+    assert equal(again, small.run(jobs=1, cache=kept))
 
 
 def test_a_damaged_file_is_named_and_made_again(
@@ -193,8 +171,8 @@ def test_another_seed_keeps_the_forced_view(planned: DriftStudy, done: Study, ke
     small = replace(planned, conditions=("no_retraction",), dcp_sizes=(2,), seed=5)
     found = small.run(jobs=1, cache=kept)
     assert found.origin["seed"] == 5
-    mine, its = row_of(done, "no_retraction", 2), row_of(found, "no_retraction", 2)
-    assert its["max_abs_dlogprob"] == mine["max_abs_dlogprob"]
+    mine = done.summary.query("condition == 'no_retraction' and dcp_size == 2")
+    assert found.summary["max_abs_dlogprob"].tolist() == mine["max_abs_dlogprob"].tolist()
 
 
 def test_a_study_is_read_back_as_it_was_written(done: Study, tmp_path: Path) -> None:
@@ -208,37 +186,23 @@ def test_a_study_is_read_back_as_it_was_written(done: Study, tmp_path: Path) -> 
     assert back.summary["defect"].tolist()[0] == ""
 
 
-def test_a_folder_that_cannot_be_written_is_refused(done: Study, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(StudyError, match="cannot be written"):
-        write_study(done, tmp_path / "file")
-
-
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        ({"dcp_sizes": ()}, r"dcp_sizes must name at least one value, each once: got \(\)"),
+        ({"dcp_sizes": ()}, r"dcp_sizes are at least one of 1 \.\. 256, each once: got \(\)"),
         ({"dcp_sizes": (1, 1)}, r"each once: got \(1, 1\)"),
-        ({"dcp_sizes": (2, 0)}, "dcp_sizes are of 1 .. 256: got 0 at place 1 of 2"),
-        ({"conditions": ("fixed",)}, "conditions are of no_retraction, .*: got 'fixed' at place 0"),
-        ({"dtypes": ("int8",)}, "dtypes are of float32, bfloat16, fp8: got 'int8' at place 0 of 1"),
+        ({"dcp_sizes": (2, 0)}, r"got \(2, 0\)"),
+        ({"conditions": ("fixed",)}, "conditions are at least one of no_retraction, .*'fixed'"),
+        ({"dtypes": ("int8",)}, "dtypes are at least one of float32, bfloat16, fp8, .*'int8'"),
         ({"temperature": 0.0}, r"temperature must be finite and above 0: got 0\.0"),
         ({"model": Path("nowhere")}, "a model is the folder of a checkpoint: 'nowhere' is none"),
     ],
 )
 def test_a_study_that_cannot_be_run_is_refused(
-    changed: dict[str, object], sentence: str, planned: DriftStudy
+    changed: dict[str, Any], sentence: str, planned: DriftStudy
 ) -> None:
     with pytest.raises(StudyError, match=sentence):
-        replace(planned, **changed)  # type: ignore[arg-type]
-
-
-def test_jobs_and_the_cache_are_asked_before_the_work(planned: DriftStudy, tmp_path: Path) -> None:
-    with pytest.raises(StudyError, match="jobs counts processes, at least 1: got 0"):
-        planned.run(jobs=0)
-    (tmp_path / "file").touch()
-    with pytest.raises(StudyError, match="cannot be written"):
-        planned.run(jobs=1, cache=tmp_path / "file")
+        replace(planned, **changed)
 
 
 SHIPPED = data_path("checkpoints", "tiny-kimi-linear", "config.json").parent

@@ -132,4 +132,4 @@ def test_largest_and_mean_leave_nan_out_and_say_so_when_nothing_is_left() -> Non
 
 def test_events_come_back_from_their_array() -> None:
     assert (events_of(events_array(EVENTS))) == EVENTS
-    assert events_array([]).shape == (0, 4)
+    assert events_array([]).shape == (0,)

@@ -41,9 +41,9 @@ def save_checkpoint(folder: Path, kind: str = "kimi") -> Path:
     torch.manual_seed(3)
     model: Any
     if kind == "kimi":
-        layers = ["linear_attention", "full_attention"] * 2
-        config = KimiLinearConfig(**SHAPE, num_hidden_layers=4, layer_types=layers,
-                                  mlp_layer_types=["dense"] * 4, num_local_experts=1,
+        layers = ["full_attention", "linear_attention", "full_attention"]
+        config = KimiLinearConfig(**SHAPE, num_hidden_layers=3, layer_types=layers,
+                                  mlp_layer_types=["dense"] * 3, num_local_experts=1,
                                   linear_head_dim=8, linear_num_heads=2)  # fmt: skip
         model = KimiLinearForCausalLM(config)
     else:
