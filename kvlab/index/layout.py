@@ -22,13 +22,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvlab.errors import IndexSpaceError, LayoutError
 from kvlab.show import Cell, Table, cut, facts, html, many, span, strip
 
-Ids = TypeVar("Ids", int, Tensor)
+Ids = TypeVar("Ids", int, Tensor, npt.NDArray[np.int64])
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:

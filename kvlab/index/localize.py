@@ -16,6 +16,7 @@ form with start 0 and without the check; PR 38790 proposed the mask.
 """
 
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,13 +25,16 @@ from torch import Tensor
 
 from kvlab.errors import IndexSpaceError
 from kvlab.index.layout import DcpLayout, Shard, require_int
-from kvlab.index.spaces import PhysicalRows, WidenedSlots, as_ids, make_rows, require_within
+from kvlab.index.spaces import PhysicalRows, WidenedSlots, as_ids, bounds, make_rows, require_within
 
 IntArray = npt.NDArray[np.int64]
+Ids = TypeVar("Ids", Tensor, IntArray)
 
 # Ids are viewed in lines of about this many for the check: long enough for SIMD, short enough
 # that a line of the accumulator stays in the first-level cache.
 _LINE = 1024
+# Ids that are checked before the rows among them are taken: a quarter of a second-level cache.
+_PIECE = 2**15
 _SIGN = -(2**63)
 
 
@@ -80,9 +84,11 @@ def localize_strided(ids: Tensor, shard: Shard, start: int = 0, *, check: bool =
     """
     require_int("start", start, 0, "the position of ids[0]")
     ids = as_ids(ids, "ids")
-    if check and not run_is_aligned(ids, shard.turn, start):
+    rows = _checked_stride(ids, shard, start) if check else _take(ids, shard, start)
+    if rows is None:
         _require_agreement(ids, shard, start)
-    return _take(ids, shard, start)
+        return _take(ids, shard, start)  # of another turn, but of the right owners
+    return rows
 
 
 def localize_fixed_shape(ids: Tensor, shard: Shard, hole: int = -1) -> Tensor:
@@ -111,13 +117,16 @@ def run_is_aligned(ids: Tensor, turn: int, start: int = 0) -> bool:
 
 
 def _is_aligned(ids: Tensor, turn: int, start: int) -> bool:
-    n, phase = ids.numel(), start % turn
-    if n == 0 or turn == 1:
-        return n == 0 or int(ids.min()) >= 0
-    if ids.device.type != "cpu":
-        want = torch.arange(phase, phase + n, device=ids.device)
+    if not ids.is_cpu:
+        want = torch.arange(len(ids), device=ids.device) + start % turn
         return bool(((ids >= 0) & ((ids - want) % turn == 0)).all())
-    flat = ids.contiguous().numpy()
+    return _is_aligned_array(ids.numpy(), turn, start)
+
+
+def _is_aligned_array(flat: IntArray, turn: int, start: int) -> bool:
+    n, phase = len(flat), start % turn
+    if n == 0 or turn == 1:
+        return n == 0 or int(flat.min()) >= 0
     if turn & (turn - 1) or turn > _LINE:
         breaks = np.flatnonzero(np.diff(flat) != 1)
         heads = np.concatenate(([0], breaks + 1))
@@ -126,7 +135,7 @@ def _is_aligned(ids: Tensor, turn: int, start: int) -> bool:
         if pieces.min() < 0 or flat[-1] < 0 or (breaks.size and flat[breaks].min() < 0):
             return False
         return bool(((pieces - heads - phase) % turn == 0).all())
-    width = min(_LINE, n + -n % turn)
+    flat, width = np.ascontiguousarray(flat), min(_LINE, n + -n % turn)
     whole = n // width * width
     want_bits = _low_bits(turn, phase)
     return (not whole or _agree(flat[:whole].reshape(-1, width), want_bits, turn)) and (
@@ -171,13 +180,12 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
     shard, ids, start = layout.shard(rank), slots.ids, slots.start
     if slots.verified_for(layout):
         return make_rows(_take(ids, shard, start), None, rank, layout, slots)
-    if _is_aligned(ids, shard.turn, start):
-        rows, source = _take(ids, shard, start), None
-    else:
+    rows, source = _checked_stride(ids, shard, start), None
+    if rows is None:
         source = owned_elements(ids, shard)
         rows = shard.row(ids[source])
     if rows.numel():
-        least, most = (int(x) for x in torch.aminmax(rows))
+        least, most = bounds(rows)
         if least < layout.first_row or most >= layout.row_end:
             require_in_layout(ids, layout)
     return make_rows(rows, source, rank, layout, slots)
@@ -197,7 +205,21 @@ def require_in_layout(ids: Tensor, layout: DcpLayout) -> None:
     require_within(ids, layout.first_slot, layout.slot_end, "widened slot", instead)
 
 
-def _take(ids: Tensor, shard: Shard, start: int) -> Tensor:
+def _checked_stride(ids: Tensor, shard: Shard, start: int) -> Tensor | None:
+    """The rows of a run by the stride, None where slot and position disagree. On a CPU a piece of
+    the run is taken while its ids are in the cache, where the check has brought them."""
+    if not ids.is_cpu or shard.interleave > 1 or shard.dcp_size == 1:
+        return _take(ids, shard, start) if _is_aligned(ids, shard.turn, start) else None
+    flat, taken = ids.numpy(), []
+    for at in range(0, max(len(flat), 1), _PIECE):
+        piece = flat[at : at + _PIECE]
+        if not _is_aligned_array(piece, shard.turn, start + at):
+            return None
+        taken.append(_take(piece, shard, start + at))
+    return torch.from_numpy(np.concatenate(taken))
+
+
+def _take(ids: Ids, shard: Shard, start: int) -> Ids:
     if shard.dcp_size == 1:
         return ids
     if shard.interleave == 1:

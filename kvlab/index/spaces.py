@@ -264,11 +264,20 @@ def make_rows(
     return PhysicalRows(ids, source, rank, layout, *run, resolved_at, _FROM_LOCALIZE)
 
 
+def bounds(ids: Tensor) -> tuple[int, int]:
+    """The least and the largest of some ids. NumPy's are vectorized, ``torch.aminmax`` is not."""
+    if ids.is_cpu:
+        array = ids.numpy()
+        return int(array.min()), int(array.max())
+    least, most = torch.aminmax(ids)
+    return int(least), int(most)
+
+
 def require_within(ids: Tensor, low: int, end: int, what: str, instead: str) -> None:
     """Raise IndexSpaceError unless every id lies in ``[low, end)``. Cost: one read of the ids."""
     if ids.numel() == 0:
         return
-    least, most = map(int, torch.aminmax(ids))
+    least, most = bounds(ids)
     if least >= low and most < end:
         return
     bad = torch.nonzero((ids < low) | (ids >= end)).flatten()

@@ -131,7 +131,8 @@ def _copy(
     to_buffer: bool,
 ) -> None:
     begin, end = _require(buffer, rows, flat, span, sums, block_rows, page_size)
-    if choose(backend, buffer, rows, flat, *([] if sums is None else [sums])) == "triton":
+    given = [buffer, rows, flat] if sums is None else [buffer, rows, flat, sums]
+    if (buffer.is_cuda or backend is not None) and choose(backend, *given) == "triton":
         from kvlab.ops.kernels import rows as twin
 
         twin.copy_rows(
@@ -144,7 +145,8 @@ def _copy(
     pages = rows[:paged:page_size] // page_size
     count, line = buffer.shape[1] // page_size, page_size * words.shape[2]
     in_pages = words[:, : count * page_size].view(-1, count, line)
-    for layer, block, first, last, at in _blocks(len(rows), begin, end, block_rows):
+    cut = len(rows) if sums is None else block_rows  # fewer calls where nothing is summed
+    for layer, block, first, last, at in _blocks(len(rows), begin, end, cut):
         part = copy[at : at + last - first]
         if to_buffer and sums is not None:
             sums[layer, block] += part.sum(dtype=torch.int64)

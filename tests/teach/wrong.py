@@ -65,12 +65,22 @@ def _repetition(tokens: list[int], periods: range, least: int) -> float:
     return len(marked) / len(tokens) if tokens else 0.0
 
 
-def _drift(moved: list[float], leaves: Callable[[float], bool], default: Any = 0.0) -> Any:
-    largest = max((x for x in moved if x == x), default=default)
-    return largest, next((at for at, x in enumerate(moved) if leaves(x)), -1)
+def _drift(leaves: Any, *given: Any, of: Any = abs, none: Any = 0.0) -> Any:
+    reference, run, floor = given
+    pairs = list(zip(reference, run, strict=True))
+    left = [at for at, (x, y) in enumerate(pairs) if leaves(x, y, floor)]
+    return max((of(y - x) for x, y in pairs if y == y), default=none), left[0] if left else -1
 
 
-def _break_even(strictly: bool, none: Any, b: int, c: int, mb: int, fixed: int, per_s: int) -> Any:
+def _order(running: Any, key: Callable[..., Any]) -> list[int]:
+    return sorted(range(len(running)), key=lambda i: key(*running[i], i))
+
+
+def _row(layers: int, latent: int, rope: int, item: int) -> int:
+    return layers * (latent + rope) * item
+
+
+def _break_even(strictly: bool, none: Any, b: Any, c: int, mb: int, fixed: Any, per_s: int) -> Any:
     gain = 1e6 / per_s - 2 * b / c / mb
     if gain <= 0:
         return none if gain == 0 else -1
@@ -192,15 +202,9 @@ WRONG: dict[str, Wrong] = {
     },
     "victim-order": {
         "the newest": lambda running, k: [len(running) - 1 - i for i in range(k)],
-        "most generated": lambda running, k: sorted(
-            range(len(running)), key=lambda i: (-running[i][1], -running[i][0], -i)
-        )[:k],
-        "the first among equals": lambda running, k: sorted(
-            range(len(running)), key=lambda i: (running[i][1], -running[i][0])
-        )[:k],
-        "the shortest prompt": lambda running, k: sorted(
-            range(len(running)), key=lambda i: (running[i][1], running[i][0], -i)
-        )[:k],
+        "most generated": lambda running, k: _order(running, lambda p, g, i: (-g, -p, -i))[:k],
+        "the first among equals": lambda running, k: _order(running, lambda p, g, i: (g, -p))[:k],
+        "the shortest prompt": lambda running, k: _order(running, lambda p, g, i: (g, p, -i))[:k],
     },
     "new-token-ratio": {
         "twenty once": lambda s: min(1.0, (sum(g for g, _ in s) + 20) / (sum(a for _, a in s) + 1)),
@@ -232,19 +236,11 @@ WRONG: dict[str, Wrong] = {
         ),
     },
     "above-the-floor": {
-        "with a sign": lambda reference, run, floor: _drift(
-            [y - x for x, y in zip(reference, run, strict=True)], lambda x: x > 2 * floor
-        ),
-        "NaN below the floor": lambda reference, run, floor: _drift(
-            [abs(x - y) for x, y in zip(reference, run, strict=True)], lambda x: x > 2 * floor
-        ),
-        "at the floor itself": lambda reference, run, floor: _drift(
-            [abs(x - y) for x, y in zip(reference, run, strict=True)], lambda x: not x <= floor
-        ),
-        "no finite difference": lambda reference, run, floor: _drift(
-            [abs(x - y) for x, y in zip(reference, run, strict=True)],
-            lambda x: not x <= 2 * floor,
-            default=None,
+        "with a sign": lambda *given: _drift(lambda x, y, e: y - x > 2 * e, *given, of=float),
+        "NaN below the floor": lambda *given: _drift(lambda x, y, e: abs(x - y) > 2 * e, *given),
+        "at the floor itself": lambda *given: _drift(lambda x, y, e: not abs(x - y) <= e, *given),
+        "no finite difference": lambda *given: _drift(
+            lambda x, y, e: not abs(x - y) <= 2 * e, *given, none=None
         ),
     },
     "empty-shard": {
@@ -268,17 +264,13 @@ WRONG: dict[str, Wrong] = {
         "too few": lambda outs: [0.0],
     },
     "bytes-of-a-backup": {
-        "whole turns only": lambda tokens, c, rank, layers, latent, rope, item: (
-            tokens // c * layers * (latent + rope) * item
+        "whole turns only": lambda n, c, rank, *model: n // c * _row(*model),
+        "key and value apart": lambda n, c, rank, *model: (
+            2 * (n // c + (rank < n % c)) * _row(*model)
         ),
-        "key and value apart": lambda tokens, c, rank, layers, latent, rope, item: (
-            2 * (tokens // c + (rank < tokens % c)) * layers * (latent + rope) * item
-        ),
-        "every token": lambda tokens, c, rank, layers, latent, rope, item: (
-            tokens * layers * (latent + rope) * item
-        ),
-        "no position part": lambda tokens, c, rank, layers, latent, rope, item: (
-            (tokens // c + (rank < tokens % c)) * layers * latent * item
+        "every token": lambda n, c, rank, *model: n * _row(*model),
+        "no position part": lambda n, c, rank, layers, latent, rope, item: (
+            (n // c + (rank < n % c)) * _row(layers, latent, 0, item)
         ),
     },
     "bandwidth-floor": {
@@ -296,15 +288,11 @@ WRONG: dict[str, Wrong] = {
         "tokens before pages": lambda budget, c, P, row, index: budget // (row + c * index) * c,
     },
     "break-even": {
-        "one copy": lambda b, c, mb, fixed, per_s: (
-            math.floor(fixed / (1e6 / per_s - b / c / mb)) + 1 if 1e6 / per_s > b / c / mb else -1
+        "one copy": lambda b, c, mb, fixed, per_s: _break_even(
+            True, -1, b / 2, c, mb, fixed / 2, per_s
         ),
-        "no ranks": lambda b, c, mb, fixed, per_s: (
-            math.floor(2 * fixed / (1e6 / per_s - 2 * b / mb)) + 1
-            if 1e6 / per_s > 2 * b / mb
-            else -1
-        ),
-        "never mind": lambda b, c, mb, fixed, per_s: 1,
+        "no ranks": lambda b, c, *given: _break_even(True, -1, b, 1, *given),
+        "never mind": lambda *given: 1,
         "as fast will do": lambda *given: _break_even(False, -1, *given),
         "no gain is gain": lambda *given: _break_even(True, 1, *given),
     },
