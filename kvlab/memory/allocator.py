@@ -26,8 +26,8 @@ class PagedTokenToKVPoolAllocator:
         require_layout(layout)
         self.layout, self.device = layout, torch.device(device)
         self.page_size = layout.widened_page_size
-        self._free = list(range(layout.num_pages, 0, -1))  # the front of the queue is the end
-        self._is_free = [False, *[True] * layout.num_pages]
+        # Pages in order, each once; the front of the queue is the end.
+        self._free = dict.fromkeys(range(layout.num_pages, 0, -1))
 
     def available_size(self) -> int:
         """Tokens of all free pages."""
@@ -133,27 +133,14 @@ class PagedTokenToKVPoolAllocator:
         self._release([head // self.page_size for head in heads])
 
     def audit(self) -> list[str]:
-        """The broken laws: free and used partition 1..N, no page is listed twice, page 0 stays."""
-        broken = []
-        if len(set(self._free)) != len(self._free):
-            broken.append("a page is listed as free twice")
-        if sorted(set(self._free)) != [p for p, free in enumerate(self._is_free) if free]:
-            broken.append("the free list and the page map disagree")
-        if 0 in self._free or self._is_free[0]:
-            broken.append("the padding page is listed as free")
-        return broken
-
-    def __repr__(self) -> str:
-        pages = f"{len(self._free)} of {self.layout.num_pages} pages free"
-        return f"{type(self).__name__}({pages}, W={self.page_size})"
+        """The broken law: what is free lies in 1..N, so that the padding page stays put."""
+        wrong = [page for page in self._free if not 1 <= page <= self.layout.num_pages]
+        return [f"pages {wrong} are listed as free"] if wrong else []
 
     def _take(self, count: int) -> list[int] | None:
         if count > len(self._free):
             return None
-        pages = [self._free.pop() for _ in range(count)]
-        for page in pages:
-            self._is_free[page] = False
-        return pages
+        return [self._free.popitem()[0] for _ in range(count)]
 
     def _release(self, pages: list[int]) -> None:
         for page in pages:
@@ -162,7 +149,7 @@ class PagedTokenToKVPoolAllocator:
                     f"a page must lie in [1, {self.layout.num_pages}]: got {page}; the row names a "
                     f"slot that was never handed out"
                 )
-            if self._is_free[page]:
+            if page in self._free:
                 raise PoolError(
                     f"page {page} (slots {page * self.page_size}.."
                     f"{(page + 1) * self.page_size - 1}) is freed already: one free a page; "
@@ -170,9 +157,7 @@ class PagedTokenToKVPoolAllocator:
                 )
         if len(set(pages)) != len(pages):
             raise PoolError(f"a row names one page twice among {pages}; nothing was freed")
-        for page in pages:
-            self._is_free[page] = True
-        self._free.extend(reversed(pages))
+        self._free |= dict.fromkeys(reversed(pages))
 
     def _slots(self, pages: list[int]) -> Tensor:
         heads = torch.tensor(pages, dtype=torch.int64, device=self.device) * self.page_size
@@ -189,7 +174,7 @@ class PagedTokenToKVPoolAllocator:
                 f"offset {offset} in its page of {self.page_size} is not "
                 f"{(prefix_len - 1) % self.page_size}; read it from req_to_token"
             )
-        if not 1 <= page <= self.layout.num_pages or self._is_free[page]:
+        if not 1 <= page <= self.layout.num_pages or page in self._free:
             raise PoolError(
                 f"last_loc must lie in a page that is handed out: got {last_loc} in page {page} "
                 f"of 1..{self.layout.num_pages} ({self.used_pages} handed out); read it from "

@@ -47,7 +47,7 @@ class RowCodec:
     def encode(self, values: Tensor) -> Tensor:
         """Values ``(m, elements)`` of dtype ``taken`` as rows of the buffer ``(m, width)``."""
         if not self.scaled:
-            return values.view(self.stored)
+            return values if values.dtype == self.stored else values.view(self.stored)
         top = values.abs().amax(dim=1, keepdim=True)
         scale = (top / torch.finfo(self.dtype).max).clamp_min(_LEAST)
         rows = values.new_zeros(len(values), self.width, dtype=torch.uint8)

@@ -61,9 +61,6 @@ class HybridLinearKVPool:
         """The broken laws of both pools."""
         return [*self.full.audit(), *self.state.audit()]
 
-    def __repr__(self) -> str:
-        return f"HybridLinearKVPool({self.full!r}, {self.state!r}, layers {list(self._dense)})"
-
     def _dense_id(self, layer: int) -> int:
         if layer not in self._dense:
             raise PoolError(f"layer {layer} has no KV rows: MLA layers are {sorted(self._dense)}")

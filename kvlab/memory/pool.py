@@ -125,9 +125,12 @@ class MLATokenToKVPool:
             own &= ids >= layout.first_slot
         mine = own.nonzero().flatten()
         rows = self._look_up(self.shard.row(ids.index_select(0, mine)))
-        taken = [part.index_select(0, mine).to(self.codec.taken) for part in (k_nope, k_rope)]
+        parts = [part.index_select(0, mine) for part in (k_nope, k_rope)]
+        if k_nope.dtype != k_rope.dtype:  # fp8 has no common dtype with others
+            parts = [part.to(self.codec.taken) for part in parts]
+        values = torch.cat(parts, dim=1).to(self.codec.taken)
         self.before_write()
-        into.index_copy_(0, rows, self.codec.encode(torch.cat(taken, dim=1)))
+        into.index_copy_(0, rows, self.codec.encode(values))
 
     def get_mla_kv_buffer(self, layer: int, rows: PhysicalRows) -> tuple[Tensor, Tensor]:
         """(k_nope ``(m, kv_lora_rank)``, k_rope ``(m, qk_rope_head_dim)``) of rows, in ``dtype``;
@@ -272,7 +275,7 @@ class MLATokenToKVPool:
             raise PoolError(
                 f"{name} must have shape ({n}, {width}), one row a slot: got {tuple(given.shape)}"
             )
-        return given.detach().to(self.device)
+        return (given.detach() if given.requires_grad else given).to(self.device)
 
     def _of_layer(self, layer: int) -> Tensor:
         layer = require_index("layer", layer)
@@ -341,9 +344,9 @@ def back_up_ranks(
     in flight. Errors: as ``get_cpu_copy``, and BackupError for a slot without ``states``; then no
     host memory is held.
     """
-    state = None
-    if state_slot is not None:
-        state = _states(states, state_slot).get_cpu_copy(state_slot)
+    if state_slot is not None and states is None:
+        raise BackupError(f"a state slot is one of a StatePool: got {state_slot!r} and no states")
+    state = None if states is None or state_slot is None else states.get_cpu_copy(state_slot)
     made: list[KvBackup] = []
     try:
         for pool in pools:
@@ -382,14 +385,14 @@ def restore_ranks(
             f"ranks; pass all that back_up_ranks gave; nothing was written"
         )
     state = backups[0].state
-    if (state is None) != (state_slot is None):
+    if (state is None) != (state_slot is None) or (state is not None and states is None):
         raise BackupError(
             f"rows and state of a request are restored together: the backup has "
             f"{'no' if state is None else 'a'} state, state_slot is {state_slot}; pass the pool of "
             f"states and a slot of it, or neither; nothing was written"
         )
-    if state is not None and state_slot is not None:
-        _states(states, state_slot).check_load(state, state_slot)
+    if states is not None and state is not None and state_slot is not None:
+        states.check_load(state, state_slot)
     rows = [pool.check_load(backup, slots) for pool, backup in zip(pools, backups, strict=True)]
     copies: list[PendingCopy] = []
     try:
@@ -405,13 +408,3 @@ def restore_ranks(
         states.load_cpu_copy(state, state_slot)
     for backup in backups:
         backup.close("restored")
-
-
-def _states(states: StatePool | None, state_slot: int) -> StatePool:
-    """The pool that a state slot names; without one it would be dropped without a word."""
-    if states is None:
-        raise BackupError(
-            f"a state slot names a state of a StatePool: got state_slot={state_slot!r} and no "
-            f"states; pass the pool that keeps it, or no slot; nothing was changed"
-        )
-    return states

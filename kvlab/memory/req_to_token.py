@@ -34,15 +34,13 @@ class ReqToTokenPool:
         self.size, self.max_context, self.layout = size, max_context, layout
         kind = torch.int32 if layout.slot_end <= 2**31 else torch.int64
         self.req_to_token = torch.full((size, max_context), -1, dtype=kind, device=device)
-        self._free = list(range(size - 1, -1, -1))
         self._lens: dict[int, int] = {}
 
     def alloc(self) -> int | None:
         """A row for one request, or None when all are taken."""
-        if not self._free:
-            return None
-        req = self._free.pop()
-        self._lens[req] = 0
+        req = next((row for row in range(self.size) if row not in self._lens), None)
+        if req is not None:
+            self._lens[req] = 0
         return req
 
     def append(self, req: int, slots: Tensor) -> None:
@@ -88,34 +86,23 @@ class ReqToTokenPool:
         req, _ = self._used(req)
         self.req_to_token[req] = -1
         del self._lens[req]
-        self._free.append(req)
 
     def audit(self) -> list[str]:
-        """The broken laws: rows partition; written cells are slots, others -1; no slot twice."""
-        broken = []
-        if sorted([*self._free, *self._lens]) != list(range(self.size)):
-            broken.append(f"free and used rows do not partition 0..{self.size - 1}")
-        cells = []
-        for req, have in self._lens.items():
-            row = self.req_to_token[req]
+        """The broken laws: written cells are slots, others -1; no slot stands twice."""
+        broken, cells = [], []
+        for req, row in enumerate(self.req_to_token):
+            have = self._lens.get(req, 0)
             if have and int(row[:have].min()) < self.layout.first_slot:
                 broken.append(f"request {req} has a hole among its {have} positions")
             if have and int(row[:have].max()) >= self.layout.slot_end:
                 broken.append(f"request {req} has a slot past the layout's {self.layout.slot_end}")
             if bool((row[have:] != -1).any()):
-                broken.append(f"request {req} has cells written past its {have} positions")
+                broken.append(f"request row {req} has cells written past its {have} positions")
             cells.append(row[:have])
-        for req in set(range(self.size)) - set(self._lens):
-            if bool((self.req_to_token[req] != -1).any()):
-                broken.append(f"request row {req} is not in use and has cells written")
-        written = torch.cat(cells) if cells else torch.empty(0)
+        written = torch.cat(cells)
         if len(torch.unique(written)) != len(written):
             broken.append("a slot stands at two positions of the table")
         return broken
-
-    def __repr__(self) -> str:
-        rows = f"{len(self._lens)} of {self.size} rows in use"
-        return f"ReqToTokenPool({rows}, at most {self.max_context} positions each)"
 
     def _used(self, req: int) -> tuple[int, int]:
         """(req, positions written) of a row in use. True would pass for 1 and index otherwise."""

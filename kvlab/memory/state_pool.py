@@ -37,24 +37,20 @@ class StatePool:
         with torch.inference_mode(False):  # to be written to outside of it as well
             self.conv = torch.zeros(layers, slots + 1, *conv_shape, **how)
             self.temporal = torch.zeros(layers, slots + 1, *temporal_shape, **how)
-        self._free = list(range(slots, 0, -1))
         self._used: set[int] = set()
 
     def alloc(self) -> int | None:
         """A state slot, zeroed, or None when all are in use."""
-        if not self._free:
-            return None
-        slot = self._free.pop()
-        self._used.add(slot)
-        self.conv[:, slot] = 0
-        self.temporal[:, slot] = 0
+        slot = next((s for s in range(1, self.slots + 1) if s not in self._used), None)
+        if slot is not None:
+            self._used.add(slot)
+            self.conv[:, slot] = 0
+            self.temporal[:, slot] = 0
         return slot
 
     def free(self, slot: int) -> None:
         """Give a slot back. Errors: PoolError for one that is not in use."""
-        slot = self.require_used(slot)
-        self._used.remove(slot)
-        self._free.append(slot)
+        self._used.remove(self.require_used(slot))
 
     def require_used(self, slot: int) -> int:
         """The slot, when it is in use. Errors: PoolError for one that nobody holds."""
@@ -91,14 +87,6 @@ class StatePool:
         return slot
 
     def audit(self) -> list[str]:
-        """The broken laws: free and used partition 1..slots, and slot 0 holds nothing."""
-        broken = []
-        if sorted([*self._free, *self._used]) != list(range(1, self.slots + 1)):
-            broken.append(f"free and used state slots do not partition 1..{self.slots}")
-        if bool(self.conv[:, 0].any()) or bool(self.temporal[:, 0].any()):
-            broken.append("the reserved state slot 0 was written")
-        return broken
-
-    def __repr__(self) -> str:
-        used = f"{len(self._used)} of {self.slots} state slots in use"
-        return f"StatePool({used}, {self.layers} layers on {self.conv.device})"
+        """The broken law: slot 0 holds nothing."""
+        written = bool(self.conv[:, 0].any()) or bool(self.temporal[:, 0].any())
+        return ["the reserved state slot 0 was written"] if written else []

@@ -27,19 +27,17 @@ _EDITIONS = count(1)
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """``v2p`` and its inverse for one layout; shared by the ranks, like the request table.
+    """``v2p``, shared by the ranks: pages 1..N of ``layout`` above, so many ``physical_pages``
+    below, -1 where a page has none; page 0 is the padding page of both.
 
-    ``layout`` is the virtual side: pages 1..N can be mapped. ``physical_pages`` exist below (page 0
-    is the padding page of both). ``compactions`` has the (from, to) pages of each that
-    moved one: a pool that has not copied its rows for all of them, in order, refuses to serve.
-    ``edition`` is a new number, no other table's, whenever a page lost its place: rows looked up in
-    an older edition are refused.
+    ``compactions`` has the (from, to) pages of each: a pool that has not copied its rows for all of
+    them, in order, refuses to serve. ``edition`` is a new number, no other table's, whenever a page
+    lost its place: rows looked up in an older edition are refused.
     """
 
     layout: DcpLayout
     physical_pages: int
     v2p: Tensor = field(init=False)
-    p2v: Tensor = field(init=False)
     edition: int = field(init=False)
     compactions: list[list[tuple[int, int]]] = field(init=False, default_factory=list)
 
@@ -47,63 +45,50 @@ class PageTable:
         require_layout(self.layout)
         require_int("physical_pages", self.physical_pages, 1, "pages below the table")
         self.v2p = torch.full((self.layout.num_pages + 1,), -1, dtype=torch.int64)
-        self.p2v = torch.full((self.physical_pages + 1,), -1, dtype=torch.int64)
-        self.v2p[0] = self.p2v[0] = 0
+        self.v2p[0] = 0
         self.edition = next(_EDITIONS)
 
     def map_pages(self, virtual: list[int]) -> bool:
         """Give each virtual page a physical one, lowest free first; False (nothing) when short.
-
-        Errors: PoolError for a page that is mapped already, named twice, or out of range.
-        """
-        virtual = self._require_virtual(virtual, mapped=False)
-        free = torch.nonzero(self.p2v < 0).flatten()[: len(virtual)].tolist()
+        Errors: PoolError for a page that is mapped already, named twice, or out of range."""
+        virtual, free = self._require_virtual(virtual, mapped=False), self._holes()
         if len(free) < len(virtual):
             return False
-        for v, p in zip(virtual, free, strict=True):
-            self.v2p[v], self.p2v[p] = p, v
+        self.v2p[virtual] = torch.tensor(free[: len(virtual)], dtype=torch.int64)
         return True
 
     def unmap_pages(self, virtual: list[int]) -> None:
         """Free the physical pages. Errors: PoolError for a page that is not mapped, or named
         twice; then nothing is freed."""
-        for page in self._require_virtual(virtual, mapped=True):
-            self.p2v[int(self.v2p[page])] = -1
-            self.v2p[page] = -1
+        self.v2p[self._require_virtual(virtual, mapped=True)] = -1
         self.edition = next(_EDITIONS)
 
     def compact(self) -> list[tuple[int, int]]:
         """Move the highest pages into the lowest holes: the (from, to) physical pages, in order.
-
-        Virtual ids do not change. Every rank's pool must then ``apply_moves``.
-        """
-        holes = torch.nonzero(self.p2v < 0).flatten().tolist()
-        used = torch.nonzero(self.p2v > 0).flatten().tolist()
-        moves = [
-            (high, low) for high, low in zip(reversed(used), holes, strict=False) if high > low
-        ]
+        Every rank's pool must then ``apply_moves``."""
+        used = sorted(self.v2p[self.v2p > 0].tolist(), reverse=True)
+        moves = [pair for pair in zip(used, self._holes(), strict=False) if pair[0] > pair[1]]
         for high, low in moves:
-            virtual = int(self.p2v[high])
-            self.v2p[virtual], self.p2v[low], self.p2v[high] = low, virtual, -1
+            self.v2p[self.v2p == high] = low
         if moves:
             self.compactions.append(list(moves))
             self.edition = next(_EDITIONS)
         return moves
 
     def audit(self) -> list[str]:
-        """The broken laws: the map and its inverse agree, and page 0 maps to page 0."""
-        broken = []
-        mapped = torch.nonzero(self.v2p >= 0).flatten()
-        pages = self.v2p[mapped]
+        """The broken laws: each physical page has one virtual page, and page 0 is page 0's."""
+        broken, pages = [], self.v2p[1:][self.v2p[1:] >= 0]
         if bool((pages > self.physical_pages).any()):
             broken.append(f"v2p names a page past the {self.physical_pages} physical ones")
-        elif not torch.equal(self.p2v[pages], mapped):
-            broken.append("v2p and p2v disagree")
-        if len(mapped) != int((self.p2v >= 0).sum()):
+        if len(torch.unique(pages)) != len(pages):
             broken.append("the page table maps two virtual pages to one physical page")
-        if int(self.v2p[0]) != 0 or int(self.p2v[0]) != 0:
+        if int(self.v2p[0]) != 0 or bool((pages == 0).any()):
             broken.append("the padding page is mapped elsewhere")
         return broken
+
+    def _holes(self) -> list[int]:
+        used = set(self.v2p.tolist())
+        return [page for page in range(1, self.physical_pages + 1) if page not in used]
 
     def _require_virtual(self, pages: list[int], *, mapped: bool) -> list[int]:
         pages = [require_index("virtual page", page) for page in pages]
@@ -121,11 +106,7 @@ class PageTable:
 
 
 class UnifiedKVPool(MLATokenToKVPool):
-    """The MLA rows of one rank behind a ``PageTable``. Other arguments as ``MLATokenToKVPool``.
-
-    ``resolve`` is the one place where ids become rows; ``get_cpu_copy`` and ``load_cpu_copy`` take
-    its result, or slots, and never translate twice: rows carry their type.
-    """
+    """The MLA rows of one rank behind a ``PageTable``. Other arguments as ``MLATokenToKVPool``."""
 
     space: ClassVar[str] = "resolved"
 

@@ -55,7 +55,7 @@ BUGS = (
     Bug(
         "a page is freed twice",
         "memory/allocator.py",
-        "if self._is_free[page]:",
+        "if page in self._free:",
         "if not page:",
         "tests/memory/test_allocator.py::test_a_page_is_freed_once",
     ),

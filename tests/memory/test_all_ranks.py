@@ -64,19 +64,17 @@ def test_what_does_not_fit_together_writes_nothing() -> None:
     slot = taken(states)
     backups = back_up_ranks(pools, OLD, states, slot)
     before = [pool.buffer.clone() for pool in pools]
-    no_states = (
-        rf"^a state slot names a state of a StatePool: got state_slot={slot} and no states; "
-    )
+    together = "rows and state of a request are restored together: the backup has a state, "
     for given, text in (
-        ((backups, NEW), "rows and state of a request are restored together: the backup has a st"),
+        ((backups, NEW), together + "state_slot is None; pass"),
         ((backups, WidenedSlots(NEW.ids[:10]), states, slot), "position count is 11, the place's"),
-        ((backups, NEW, None, slot), no_states),
+        ((backups, NEW, None, slot), together + f"state_slot is {slot}; pass"),
         ((backups[1:], NEW), "got 2 backups for 3 ranks; .* nothing was written"),
         (([], NEW), "got 0 backups for 3 ranks"),
     ):
         with pytest.raises(BackupError, match=text):
             restore_ranks(pools, *given)  # type: ignore[arg-type]
-    with pytest.raises(BackupError, match=no_states):
+    with pytest.raises(BackupError, match=rf"one of a StatePool: got {slot} and no states"):
         back_up_ranks(pools, OLD, None, slot)
     for pool, old in zip(pools, before, strict=True):  # as bits: random bytes hold NaN
         assert torch.equal(bits(pool.buffer), bits(old))

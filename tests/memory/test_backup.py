@@ -4,8 +4,6 @@ A round trip onto the same slots hides a wrong row (what was read wrongly is wri
 was), so all rows are overwritten in between, and the new slots are other ones.
 """
 
-from itertools import pairwise
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvlab.errors import BackupError
 from kvlab.index import DcpLayout, PhysicalRows, WidenedSlots
-from kvlab.memory import HostArena, MLATokenToKVPool
+from kvlab.memory import MLATokenToKVPool
 
 from .support import (
     DTYPES,
@@ -67,15 +65,6 @@ def test_every_rank_gets_its_rows_back_and_no_other_row_changes(
         assert counts == [owners.count(rank) for rank in range(run.layout.dcp_size)]
 
 
-@pytest.mark.parametrize("c", [1, 2, 3, 8])
-def test_ragged_lengths_shorter_than_the_ranks_too(c: int) -> None:
-    layout = DcpLayout(dcp_size=c, page_size=3, num_pages=16)
-    for n in (0, 1, 2, 3, 7, 12, 23):
-        old, new = (slots_on(p, layout, 0, n) for p in (range(2, 10), range(16, 8, -1)))
-        counts = round_trip(Run(layout, 0, old, new), make_pools(layout))
-        assert counts == [n // c + (rank < n % c) for rank in range(c)]
-
-
 @pytest.mark.parametrize("page", [1, 3, 64])
 def test_pages_and_rows_of_any_width_in_bytes(page: int) -> None:
     layout = DcpLayout(dcp_size=2, page_size=page, num_pages=6)
@@ -84,37 +73,6 @@ def test_pages_and_rows_of_any_width_in_bytes(page: int) -> None:
     for elements, dtype in ((3, DTYPES[3]), (1, DTYPES[3]), (5, DTYPES[1]), (576, DTYPES[1])):
         pools = make_pools(layout, nope=elements, rope=0, dtype=dtype)
         round_trip(Run(layout, 0, old, new), pools)
-
-
-def test_backups_that_live_at_once_do_not_share_memory() -> None:
-    layout, arena = DcpLayout(dcp_size=2, page_size=2, num_pages=8), HostArena(grain=64)
-    pools = make_pools(layout, "resolved", host=arena)
-    scramble(pools, seed=1)
-    whole = assemble(pools)
-    runs_ = [WidenedSlots(ids(slots_on([page, page + 4], layout, 0, 7))) for page in (1, 2, 3, 4)]
-    backups = [[pool.get_cpu_copy(slots) for pool in pools] for slots in runs_]
-    spans = sorted((b.block.data_ptr(), b.block.numel()) for of in backups for b in of)
-    assert all(at + size <= after for (at, size), (after, _) in pairwise(spans))
-    scramble(pools, seed=2)
-    for slots, target, of in zip(runs_, reversed(runs_), backups, strict=True):
-        for pool, backup in zip(pools, of, strict=True):
-            pool.load_cpu_copy(backup, target)
-        assert torch.equal(bits(assemble(pools)[:, target.ids]), bits(whole[:, slots.ids]))
-    assert arena.lent_bytes == 0
-
-
-def test_consumed_backups_hand_their_memory_to_the_next_ones() -> None:
-    pool = make_pools(DcpLayout(dcp_size=2, page_size=2, num_pages=4))[0]
-    slots, used = WidenedSlots(torch.arange(4, 16)), set()
-    for round_ in range(6):
-        backup = pool.get_cpu_copy(slots)
-        used.add(backup.kv.data_ptr())
-        if round_ % 3:
-            pool.load_cpu_copy(backup, slots)
-        else:
-            backup.discard()
-        assert (pool.host.lent_bytes, pool.host.idle_bytes) == (0, 192)
-    assert len(used) == 1
 
 
 def test_slots_that_were_localized_once_can_be_handed_over_as_rows() -> None:
@@ -128,21 +86,6 @@ def test_slots_that_were_localized_once_can_be_handed_over_as_rows() -> None:
             backup = pool.get_cpu_copy(pool.resolve(run.old_slots))
             pool.load_cpu_copy(backup, pool.resolve(run.new_slots))
         assert torch.equal(bits(assemble(pools)), bits(want))
-
-
-def test_a_chunk_of_a_run_is_a_run() -> None:
-    layout = DcpLayout(dcp_size=4, page_size=2, num_pages=6)
-    old = WidenedSlots(ids(slots_on([3, 1, 5], layout, 0, 21)))
-    new = WidenedSlots(ids(slots_on([2, 6, 4], layout, 0, 21)))
-    pools = make_pools(layout)
-    scramble(pools, seed=1)
-    want = assemble(pools)
-    want[:, new.ids] = want[:, old.ids]
-    for begin in range(0, 21, 3):  # 3 and 4 ranks: no chunk but the first begins at rank 0
-        for pool in pools:
-            backup = pool.get_cpu_copy(old.chunk(begin, begin + 3))
-            pool.load_cpu_copy(backup, new.chunk(begin, begin + 3))
-    assert torch.equal(bits(assemble(pools)), bits(want))
 
 
 @given(run=runs(), data=st.data(), kind=st.sampled_from(KINDS))

@@ -3,14 +3,11 @@
 import pytest
 import torch
 
-from kvlab.engine import FingerprintCells
-from kvlab.errors import BackupError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
     CudaStreams,
     HostArena,
     MLATokenToKVPool,
-    PagedTokenToKVPoolAllocator,
     StagedTransfer,
     back_up_ranks,
     restore_ranks,
@@ -51,19 +48,6 @@ def compare(kind: str, dtype: torch.dtype, page: int) -> None:
         there.load_cpu_copy(twin, WidenedSlots(new.ids.cuda()))
         assert torch.equal(bits(here.buffer), bits(there.buffer.cpu()))
         assert here.audit() == there.audit() == []
-
-
-@pytest.mark.gpu
-def test_a_gpu_allocator_hands_out_the_same_slots() -> None:
-    layout = DcpLayout(dcp_size=2, page_size=2, num_pages=4)
-    for device in ("cpu", "cuda"):
-        allocator = PagedTokenToKVPoolAllocator(layout, device=device)
-        slots = allocator.alloc_extend(0, 6)
-        assert slots is not None
-        assert slots.device.type == device
-        assert slots.tolist() == [4, 5, 6, 7, 8, 9]
-        allocator.free(slots)
-        assert allocator.available_size() == layout.capacity_tokens
 
 
 @pytest.mark.gpu
@@ -169,36 +153,6 @@ def test_device_memory_beside_the_pool_stays_within_staging_and_small_terms() ->
     assert pool.transfer._staging is not None
     assert pool.transfer._staging.numel() == room
     assert backup.nbytes > 8 * room
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("wait", [True, False])
-def test_the_fingerprints_of_requests_survive_reuse_of_their_slots(wait: bool) -> None:
-    cells = FingerprintCells(
-        LAYOUT, device="cuda", transfer=lambda: on_streams(4096), wait=wait, layers=2
-    )
-    old, new = on_gpu(slots_from(128, 1301)), on_gpu(slots_from(2688, 1301))
-    at = torch.arange(1301, device="cuda")
-    for rid in range(1, 6):
-        cells.write(torch.full_like(at, rid), at, old.ids)
-        backups = cells.back_up(rid, old)
-        cells.write(torch.full_like(at, 99), at, old.ids)
-        cells.restore(rid, backups, new)
-        cells.check(rid, new)
-        cells.check(99, old)
-    assert cells.audit() == []
-
-
-@pytest.mark.gpu
-def test_bytes_that_changed_are_found_when_the_copy_lands() -> None:
-    pool = gpu_pool(50_000)
-    whole = pool.get_cpu_copy(slots_from(128, 301))
-    whole.kv.view(torch.uint8)[0, 1, 2] ^= 1
-    with pytest.raises(BackupError, match="the host copy changed"):
-        pool.load_cpu_copy(whole, slots_from(640, 301))
-    whole.discard()
-    assert pool.audit() == []
-    assert pool.host.lent_bytes == 0
 
 
 @pytest.mark.gpu

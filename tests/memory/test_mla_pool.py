@@ -103,32 +103,6 @@ def test_each_bit_pattern_of_a_dtype_survives(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_before_and_behind_the_buffer_are_not_touched(kind: str) -> None:
-    """The buffer becomes a part of a larger one, with guard rows on both sides."""
-    pools = make_pools(SMALL, kind)
-    around = []
-    for pool in pools:
-        shape = pool.buffer.shape
-        wider = torch.full((shape[0] * shape[1] + 8, 3), 77.0)
-        wider[4:-4] = 0
-        pool.buffer = wider[4:-4].view(shape)
-        around.append(wider)
-    slots = WidenedSlots(torch.arange(4, 16))
-    values = rows_like(pools[0], 12)
-    write(pools, torch.arange(-1, 16), torch.cat([torch.ones(2, 5, 3), values], dim=1))
-    for pool in pools:
-        backup = pool.get_cpu_copy(slots)
-        pool.buffer[:, pool.layout.first_row :] = 5
-        pool.load_cpu_copy(backup, slots)
-        pool.move_kv_cache(ids([4, 5]), ids([14, 15]))
-    assert torch.equal(assemble(pools)[:, 6:], values[:, 2:])
-    for wider in around:
-        assert bool((wider[:4] == 77).all())
-        assert bool((wider[-4:] == 77).all())
-        assert not wider[4:6].any()
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_pool_takes_any_float_dtype_any_stride_and_no_graph(dtype: torch.dtype) -> None:
     slots = torch.arange(4, 16)
@@ -146,18 +120,6 @@ def test_a_pool_takes_any_float_dtype_any_stride_and_no_graph(dtype: torch.dtype
         pool.set_mla_kv_buffer(0, WidenedSlots(slots), *grown)
         assert not pool.buffer.requires_grad
         pool.load_cpu_copy(pool.get_cpu_copy(WidenedSlots(slots)), WidenedSlots(slots))
-
-
-def test_the_bound_of_a_write_is_the_bound_of_the_widened_space() -> None:
-    # Upstream PR 33432: ids from 8256 on were refused, though the pool holds slots to 33023.
-    layout = DcpLayout(dcp_size=4, page_size=64, num_pages=128)
-    pools = make_pools(layout, layers=1, nope=1, rope=0)
-    assert (layout.row_end, layout.slot_end) == (8256, 33024)
-    loc = ids([8255, 8256, 8257, 33020, 33021, 33022, 33023])
-    write(pools, loc, torch.arange(1.0, 8.0).view(1, 7, 1))
-    held = assemble(pools)[0, :, 0]
-    assert held.nonzero().flatten().tolist() == loc.tolist()
-    assert held[loc].tolist() == [1, 2, 3, 4, 5, 6, 7]
 
 
 @given(st.data())

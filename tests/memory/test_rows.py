@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from kvlab import ops
 from kvlab.errors import IndexSpaceError
 from kvlab.memory.backup import checksum_of
-from kvlab.ops.rows import whole_pages
 
 from .support import bits, ids
 
@@ -93,42 +92,6 @@ def test_gather_and_scatter_are_advanced_indexing(
         assert torch.equal(bits(target), bits(want))
 
 
-def test_more_rows_than_a_block_holds() -> None:
-    page, total = 3, 3 * 1365 * 2
-    rows = ids([p * page + i for p in reversed(range(total // page)) for i in range(page)])
-    buffer = noise(2, total, 3, dtype=torch.uint8)
-    for chosen in (rows, rows[1:], rows[:4097]):
-        out = torch.empty(2, len(chosen), 3, dtype=torch.uint8)
-        assert gather_rows(buffer, chosen, out, page) == checksum(out, page)
-        assert torch.equal(out, buffer[:, chosen])
-        back, want = torch.zeros_like(buffer), torch.zeros_like(buffer)
-        scatter_rows(back, chosen, out, page)
-        want[:, chosen] = out
-        assert torch.equal(back, want)
-
-
-def test_the_same_row_may_be_read_twice() -> None:
-    buffer = noise(2, 6, 3, dtype=torch.uint8)
-    out = torch.empty(2, 4, 3, dtype=torch.uint8)
-    gather_rows(buffer, ids([4, 5, 4, 5]), out, 2)
-    assert torch.equal(out, buffer[:, [4, 5, 4, 5]])
-
-
-def test_whole_pages_are_in_order_from_their_first_row() -> None:
-    for rows, page, whole in (
-        ([], 2, 0),
-        ([4], 2, 0),
-        ([4, 5, 8, 9, 6], 2, 4),
-        ([5, 4], 2, 0),
-        ([5, 6], 2, 0),
-        ([4, 5, 7, 6, 8, 9], 2, 0),
-        ([7, 3, 9], 1, 3),
-        ([6, 7, 8, 0, 1, 2, 3], 3, 6),
-        ([4, 4], 2, 0),
-    ):
-        assert whole_pages(ids(rows), page) == whole
-
-
 @given(data=st.data())
 @settings(max_examples=50)
 def test_the_checksum_sees_a_changed_element_and_exchanged_blocks_or_layers(
@@ -167,11 +130,6 @@ def test_the_checksum_depends_on_shape_and_dtype_too() -> None:
         checksum(zero[:, :0], 2),
     }
     assert len(digests) == 6
-
-
-def test_what_the_checksum_cannot_see_is_as_documented() -> None:
-    host = noise(1, 8, 4, dtype=torch.uint8)
-    assert checksum(host[:, [1, 0, *range(2, 8)]], 2) == checksum(host, 2)
 
 
 @pytest.mark.parametrize("rows", [[0, -1], [3, 8], [-8, 2]])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.errors import BackupError, IndexSpaceError, KvlabError, LayoutError, PoolError
+from kvlab.errors import BackupError, IndexSpaceError, KvlabError, PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import HybridLinearKVPool, StateBackup, StatePool
 
@@ -31,11 +31,6 @@ OLD, NEW = WidenedSlots(torch.arange(4, 11)), WidenedSlots(torch.arange(12, 19))
 
 def hybrids(layout: DcpLayout = LAYOUT, kind: str = "sharded") -> list[HybridLinearKVPool]:
     return [HybridLinearKVPool(full, state_pool(), [3, 7]) for full in make_pools(layout, kind)]
-
-
-def test_each_request_has_a_slot_of_its_own_and_slot_0_is_nobodys() -> None:
-    pool = state_pool()
-    assert [pool.alloc() for _ in range(5)] == [1, 2, 3, 4, None]
 
 
 @given(st.data())
@@ -118,26 +113,7 @@ def test_a_state_of_another_shape_or_dtype_or_that_changed_is_refused_before_a_w
     assert holds(pool, slot, 7.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        ({"slots": 0}, "slots must be at least 1: requests whose state the pool can hold"),
-        ({"layers": 0}, "layers must be at least 1: layers with recurrent state"),
-        ({"conv_shape": (0, 2)}, "a length of conv_shape or temporal_shape must be at least 1"),
-        ({"temporal_shape": (2.0,)}, "a length of conv_shape or temporal_shape must be an int"),
-    ],
-)
-def test_a_state_has_a_size(options: dict[str, Any], text: str) -> None:
-    sizes: dict[str, Any] = {"slots": 1, "layers": 1, "conv_shape": (2,), "temporal_shape": (2,)}
-    with pytest.raises(LayoutError, match=text):
-        StatePool(**sizes | options)
-
-
-def test_the_audit_finds_a_lost_slot_and_a_written_reserve() -> None:
-    pool = state_pool()
-    taken(pool)
-    pool._free.pop()
-    assert pool.audit() == ["free and used state slots do not partition 1..4"]
+def test_the_audit_speaks_for_both_pools() -> None:
     for part in ("conv", "temporal"):
         hybrid = hybrids()[0]
         hybrid.full.buffer[0, 0, 0] = 1

@@ -21,7 +21,6 @@ from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.memory import (
     HostArena,
     HostTransfer,
-    HybridLinearKVPool,
     KvBackup,
     MLATokenToKVPool,
     PageTable,
@@ -236,22 +235,7 @@ def test_every_kind_of_write_comes_after_the_backups_in_flight(kind: str, write:
         assert same(pool, twin)
 
 
-@pytest.mark.parametrize("write", sorted(set(WRITES) - {"restore"}))
-def test_each_of_them_would_be_too_early_if_it_did_not_ask(
-    write: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, twin = twins()
-    monkeypatch.setattr(pool, "before_write", lambda: None)
-    want, backup = twin.get_cpu_copy(OLD), pool.get_cpu_copy(OLD, wait=False)
-    WRITES[write](pool)
-    backup.wait()
-    assert whole(backup) != whole(want)
-
-
-@pytest.mark.parametrize("asks", [True, False])
-def test_a_compaction_comes_after_the_backups_in_flight(
-    asks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compaction_comes_after_the_backups_in_flight() -> None:
     table = PageTable(DcpLayout(2, 2, 4), physical_pages=4)
     assert table.map_pages([1, 2, 3])
     pool = pools_on(table)[0]
@@ -261,11 +245,9 @@ def test_a_compaction_comes_after_the_backups_in_flight(
     table.unmap_pages([1])
     moves = table.compact()
     assert moves == [(3, 1)]
-    if not asks:
-        monkeypatch.setattr(pool, "before_write", lambda: None)
     pool.apply_moves(moves)
     backup.wait()
-    assert backup.kv[0, :, 0].tolist() == ([3.0, 4.0] if asks else [7.0, 8.0])
+    assert backup.kv[0, :, 0].tolist() == [3.0, 4.0]
 
 
 @given(seed=st.integers(0, 10_000), room=st.integers(12, 200), data=st.data())
@@ -360,16 +342,6 @@ def test_the_node_does_what_one_with_copies_at_once_does(
     assert [pool.host.lent_bytes for pool in held.pools] == [0, 0]
 
 
-def test_rows_that_are_written_over_in_flight_are_seen_at_the_first_restore(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    held = cells(None, 100)
-    for pool in held.pools:
-        monkeypatch.setattr(pool, "before_write", lambda: None)
-    with pytest.raises(PoolError, match=r"rank \d, layer 0, row \d+ holds \(request, position, l"):
-        StepNode(CONFIG, held, check_every_step=True).run(REQUESTS)
-
-
 # --- failures -------------------------------------------------------------------------------------
 
 
@@ -413,14 +385,6 @@ def test_a_gather_that_fails_loses_the_backup_and_nothing_else(how: str, at: int
         pool.load_cpu_copy(pool.get_cpu_copy(OLD), NEW)
 
 
-def test_a_lost_rank_takes_the_others_backups_with_it() -> None:
-    pools = staged("late")
-    unchanged = untouched(pools)
-    with failing("gather_rows", 4, RuntimeError("device lost")), pytest.raises(RuntimeError):
-        back_up_ranks(pools, OLD)
-    unchanged()
-
-
 @every_transfer
 def test_a_scatter_that_fails_can_be_tried_again(how: str) -> None:
     pools = staged(how)
@@ -437,26 +401,6 @@ def test_a_scatter_that_fails_can_be_tried_again(how: str) -> None:
         was[:, pool.resolve(NEW).ids] = was[:, pool.resolve(OLD).ids]
         assert torch.equal(bits(pool.buffer), bits(was))
         assert pool.host.lent_bytes == 0
-
-
-@every_transfer
-def test_a_host_copy_that_changed_writes_no_state_and_can_be_restored_once_mended(
-    how: str,
-) -> None:
-    (full, _), states = staged(how), state_pool()
-    hybrid = HybridLinearKVPool(full, states, full_layer_ids=[3, 7])
-    old, new = taken(states), taken(states)
-    states.conv[:, old] = 5.0
-    backup = hybrid.get_cpu_copy(OLD, old, wait=False)
-    backup.wait()
-    backup.kv.view(torch.uint8)[0, 0, 0] ^= 1
-    with pytest.raises(BackupError, match="the host copy changed"):
-        hybrid.load_cpu_copy(backup, NEW, new)
-    assert not bool(states.conv[:, new].any())
-    backup.kv.view(torch.uint8)[0, 0, 0] ^= 1
-    hybrid.load_cpu_copy(backup, NEW, new)
-    assert bool((states.conv[:, new] == 5.0).all())
-    assert hybrid.audit() == []
 
 
 # --- interrupts -----------------------------------------------------------------------------------
@@ -675,24 +619,3 @@ def test_a_transfer_that_cannot_copy_a_pools_rows_is_refused_when_the_pool_is_ma
         make(HostTransfer(), "meta")
     with pytest.raises(LayoutError, match=r"staging_bytes must be at least 1: bytes of device mem"):
         late(None, 0)
-
-
-def test_late_streams_run_what_an_event_needs_and_nothing_else() -> None:
-    streams, lines = LateStreams(), []
-    a, b = streams.stream(), streams.stream()
-
-    def run(stream: Stream, name: str) -> None:
-        streams.run(stream, lambda: lines.append(name))
-
-    run(a, "a1")
-    first = a.record_event()
-    run(a, "a2")
-    run(b, "b1")
-    b.wait_event(first)
-    run(b, "b2")
-    last = b.record_event()
-    assert (lines, first.query(), last.query()) == ([], False, False)
-    last.synchronize()
-    assert (lines, first.query(), last.query()) == (["b1", "a1", "b2"], True, True)
-    streams.caller().wait_event(a.record_event())
-    assert lines[-1] == "a2"

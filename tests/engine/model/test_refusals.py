@@ -238,7 +238,7 @@ def test_a_restore_or_a_backup_that_fails_gives_back_what_it_took() -> None:
     with pytest.raises(ValueError, match="position count is 3"):
         here.restore(0, backups, WidenedSlots(SLOTS.ids[:2]))
     pools = here.sharded.pools
-    assert pools.states is not None and len(pools.states._free) == 3
+    assert pools.states is not None and not pools.states._used
     here.restore(0, backups, WidenedSlots(SLOTS.ids + 4))
     pools = made().pools
     pools.ranks[1].host.capacity_bytes = 0
