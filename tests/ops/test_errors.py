@@ -71,7 +71,7 @@ COPIES: list[Bad] = [
     ({"flat": torch.zeros(6, 6).int()}, r"must be \(6, 6\) of torch.float32: got .* torch.int32"),
     ({"sums": torch.zeros(2, 1).long()}, r"int64 \(2, 2\).* got torch.int64 \(2, 1\)"),
     ({"sums": torch.zeros(2, 2)}, r"sums must be contiguous int64 \(2, 2\).* got torch.float32"),
-    ({"rows": ROWS.to("meta")}, ELSEWHERE),
+    ({"rows": ROWS.to("meta"), "backend": "torch"}, ELSEWHERE),
 ]
 
 
