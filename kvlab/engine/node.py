@@ -1,9 +1,8 @@
 """The node on real pools of all ranks: every step is run, and every row is written.
 
-It is the ``CountingNode`` with memory behind it. The allocator hands out widened slots, the request
-table keeps them, and a ``CacheBackend`` holds the rows of every rank. Whether pages are short is
-decided by what the node has counted; an allocator that has another count ends the run with an
-error.
+It is the ``CountingNode`` with memory behind it: an allocator hands out widened slots, the request
+table keeps them, a ``CacheBackend`` holds the rows. Whether pages are short is decided by what the
+node has counted; an allocator that has another count ends the run with an error.
 """
 
 from collections.abc import Sequence
@@ -44,7 +43,7 @@ class StepNode(CountingNode):
         if self.cells.layout != config.layout:
             raise StudyError(
                 f"scheduler and cells share one layout: the node has {config.layout}, its cells "
-                f"{self.cells.layout}; make the cells with the node's"
+                f"{self.cells.layout}"
             )
         self.check_every_step, self._spent = check_every_step, False
 

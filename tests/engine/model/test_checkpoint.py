@@ -36,7 +36,7 @@ def change_config(folder: Path, **values: object) -> None:
     place.write_text(json.dumps(json.loads(place.read_text()) | values))
 
 
-def rewrite(folder: Path, without: str | None = None, **weights: torch.Tensor) -> None:
+def rewrite(folder: Path, without: str = "", **weights: Any) -> None:
     kept = {name: w for name, w in load_file(folder / WHOLE).items() if name != without}
     save_file(kept | weights, folder / WHOLE, metadata={"format": "pt"})
 
@@ -140,7 +140,7 @@ def config(**values: object) -> Callable[[Path], object]:
     return lambda folder: change_config(folder, **values)
 
 
-def weight(**weights: torch.Tensor) -> Callable[[Path], object]:
+def weight(**weights: Any) -> Callable[[Path], object]:
     return lambda folder: rewrite(folder, **weights)
 
 
