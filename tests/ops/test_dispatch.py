@@ -73,7 +73,7 @@ def test_compiled_twins_refuse_cpu_tensors() -> None:
     )
     why, error = said(program).splitlines()
     assert why.startswith("torch serves every op: no CUDA device is here; triton ")
-    assert why.endswith(" would serve tensors on one triton")
+    assert why.endswith(" would serve one triton")
     assert error == (
         "backend 'triton' takes CUDA tensors: got tensors on cpu; move them, use "
         "backend='torch', or set TRITON_INTERPRET=1 before the kernels are first used"
