@@ -1,12 +1,8 @@
 """Which of two implementations serves an op: the torch reference, or its Triton twin.
 
-The tensors decide. CUDA tensors go to Triton when it can be imported, all else to torch; a caller
-may ask for one by name. Triton's interpreter (``TRITON_INTERPRET=1`` in the environment before the
-kernels are first imported) runs the twins on CPU tensors, slowly: that is how they are tested where
-there is no GPU, so it is served when asked for by name and never chosen.
-
-Worked example, a machine without Triton: ``choose(None, ids)`` is "torch" for any ``ids``, and
-``choose("triton", ids)`` raises with the reason that ``status().why`` gives too.
+CUDA tensors go to Triton when it can be imported, all else to torch; a caller may ask for one by
+name. Triton's interpreter (``TRITON_INTERPRET=1`` before the kernels are first imported) runs the
+twins on CPU tensors, slowly: it is served when asked for by name and never chosen.
 """
 
 from dataclasses import dataclass
@@ -61,10 +57,7 @@ def status() -> OpsStatus:
 
 
 def choose(backend: Backend | None, *tensors: Tensor) -> Backend:
-    """The backend of an op on these tensors. Errors: BackendError, see the module's head.
-
-    Also for tensors on more than one device.
-    """
+    """The backend of an op on these tensors. Errors: BackendError."""
     device = tensors[0].device
     other = next((tensor.device for tensor in tensors if tensor.device != device), None)
     if other is not None:

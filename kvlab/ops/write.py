@@ -1,8 +1,7 @@
 """Write the new tokens of a step into one layer, each on the rank that owns its slot.
 
-Every rank is handed the same ids and the same rows, and stores those whose slot is its own
-(``Shard``). What is not its own is not stored at all; a write of other ranks' rows to a stand-in
-row would cost c times the bytes.
+Every rank is handed the same ids and rows, and stores those whose slot is its own. A write of
+other ranks' rows to a stand-in row would cost c times the bytes.
 
 Worked example, c=2, W=4, ids [4, 5, -1, 2]: rank 0 stores element 0 in row 2, rank 1 element 1 in
 row 2; -1 and slot 2 are padding (below ``first_slot`` 4) and are stored by nobody.
