@@ -15,7 +15,7 @@ slots name.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import pandas as pd
 from torch import Tensor
@@ -30,7 +30,7 @@ from kvlab.lab.crash import (
     requests_at_low_use,
     saved_rows,
 )
-from kvlab.memory import HostTransfer, PendingCopy
+from kvlab.memory import HostTransfer, KvBackup, PendingCopy
 
 STEPS = ("before", "backed up", "freed", "pages reused", "room again", "restored")
 #: The steps of ``BackupWalk.table``, and what it calls them.
@@ -146,9 +146,12 @@ def _walk(node: CrashNode) -> BackupWalk:
             words = told if name == STEPS[1] else f"Not reached. {told}"
             steps.append(Step(name, words, steps[0].cells, failed=True))
         return BackupWalk(node.layout, victim, old, None, pd.DataFrame(), tuple(steps))
-    kept: list[Any] = [] if isinstance(node.cells, CellsBeforeFix) else backups
+    kept: list[KvBackup] = [] if isinstance(node.cells, CellsBeforeFix) else backups
     copies = pd.DataFrame(
-        [{"rank": x.rank, "rows": x.rows, "bytes": x.nbytes, "sum": x.checksum} for x in kept]
+        [
+            {"rank": i, "rows": x.rows, "bytes": x.kv.nbytes, "sum": x.checksum}
+            for i, x in enumerate(kept)
+        ]
     )
     host += [named(rows, rank) for rank, rows in enumerate(saved_rows(backups))]
     saved = ", ".join(str(len(rows)) for rows in host)

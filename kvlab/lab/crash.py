@@ -59,7 +59,6 @@ class CellsBeforeFix(FingerprintCells):
     """Backup and restore use widened ids as rows. Errors: CopyError where one is no row."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[Any]:
-        """What ``copy_out`` gives on each rank."""
         made = []
         for pool in self.pools:
             try:
@@ -69,7 +68,6 @@ class CellsBeforeFix(FingerprintCells):
         return made
 
     def restore(self, rid: int, backups: list[Any], slots: WidenedSlots) -> None:
-        """``copy_in`` on each rank."""
         for pool, copy in zip(self.pools, backups, strict=True):
             copy_in(pool.buffer, copy, slots.ids)
 
@@ -113,7 +111,6 @@ class CrashNode:
         return min(self.rows, key=lambda rid: victim_key(-rid, self.tokens, rid))
 
     def pages(self, rid: int) -> tuple[int, ...]:
-        """The widened pages of a request, ascending."""
         return tuple(torch.unique(self.slots(rid).ids // self.allocator.page_size).tolist())
 
     def admit(self, rid: int) -> None:
@@ -136,7 +133,6 @@ class CrashNode:
         return self.slots(rid)
 
     def slots(self, rid: int) -> WidenedSlots:
-        """The slots of a request that runs."""
         return self.table.slots(self.rows[rid])
 
     def give_up(self, rid: int) -> None:

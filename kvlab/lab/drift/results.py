@@ -47,11 +47,11 @@ TABLES = {
 }
 #: Columns of words; all others hold numbers.
 WORDS = ("condition", "defect", "dtype", "axis", "event", "label")
-#: Every token of some requests in every run: written by ``kvlab.lab.drift.token_drift``.
+#: Every token of some requests in every run: written by ``scripts.token_drift``.
 TOKEN_DRIFT = ("condition", "dcp_size", "dtype", "rid", "restored_at", "tokens", "abs_dlogprob")
 
 
-_AGAIN = "make it again: kvlab drift --out, or python -m kvlab.lab.drift.token_drift"
+_AGAIN = "make it again: kvlab drift --out, or python -m scripts.token_drift"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

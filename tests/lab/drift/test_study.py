@@ -23,10 +23,10 @@ from kvlab.lab.drift import (
 from kvlab.lab.drift import study as study_module
 from kvlab.lab.drift.results import TABLES
 from kvlab.lab.drift.study import model_digest, weights_digest
-from kvlab.lab.drift.token_drift import token_drift
 from kvlab.lab.keep import Values
 from kvlab.memory.published import data_path
 from kvlab.viz.drift import origin_of
+from scripts.token_drift import token_drift
 
 
 @pytest.fixture(scope="module")
