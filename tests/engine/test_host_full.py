@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvlab.engine import Counters, CountingNode, FingerprintCells, NodeConfig, RunResult, StepNode
+from kvlab.engine import Counters, CountingNode, FingerprintCells, NodeConfig, StepNode
 from kvlab.engine.policy import HostFull
-from kvlab.engine.result import ABORT_HOST_FULL
 from kvlab.engine.workload import Request
 from kvlab.errors import BackupError
 from kvlab.index import DcpLayout, Shard, WidenedSlots, get_dcp_lens
@@ -71,38 +70,6 @@ def test_both_schedulers_mix_backup_and_recompute_as_the_judge_does() -> None:
     assert sum(met) > 2  # the mix is common among these runs, or they would show little
 
 
-@settings(max_examples=50, derandomize=True)
-@given(pressed())
-def test_only_a_declined_backup_is_recomputed_and_nobody_is_aborted_for_it(run: Run) -> None:
-    requests, config = run
-    result = CountingNode(replace(config, host_full="recompute")).run(requests, record=True)
-    count = result.counters
-    assert ABORT_HOST_FULL not in result.abort_reasons()
-    assert count.peak_host_tokens <= (config.host_capacity_tokens or 0)
-    # Each retraction was declined or went to the host, and comes back the way it went.
-    host, queue = dict[int, int](), set[int]()
-    declined = 0
-    for event in result.events:
-        if event.kind == "retract":
-            fits = sum(host.values()) + event.tokens <= (config.host_capacity_tokens or 0)
-            declined += not fits
-            if fits:
-                host[event.rid] = event.tokens
-            else:
-                queue.add(event.rid)
-        elif event.kind == "resume":
-            assert host.pop(event.rid) == event.tokens
-        elif event.kind == "admit":
-            assert event.rid not in host
-            queue.discard(event.rid)
-        elif event.kind == "abort":
-            host.pop(event.rid, None)
-            queue.discard(event.rid)
-    assert declined == count.declined_backups
-    assert not host
-    assert not queue
-
-
 @settings(max_examples=30, derandomize=True)
 @given(pressed(bounded=False))
 def test_a_host_without_room_for_anything_gives_what_restore_by_recompute_gives(run: Run) -> None:
@@ -114,9 +81,6 @@ def test_a_host_without_room_for_anything_gives_what_restore_by_recompute_gives(
     assert count.declined_backups == count.retracted_requests
     assert replace(count, declined_backups=0) == asked_for.counters
     assert (declined.outcomes, declined.events) == (asked_for.outcomes, asked_for.events)
-
-
-# The real arena --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -226,50 +190,3 @@ def test_a_backup_that_fails_for_another_reason_is_no_declined_one(
     monkeypatch.setattr(cells, "back_up", broken)
     with pytest.raises(BackupError, match="the checksum is another one"):
         StepNode(config, cells).run(requests)
-
-
-# By hand ---------------------------------------------------------------------------------------
-
-
-def served(
-    host_full: HostFull,
-) -> tuple[RunResult, list[tuple[int, str, int]]]:
-    """Six requests of 1 + 5 tokens, all at once, in 16 pages of W = 1. The second, third and fourth
-    forward each lack pages until one request has left. The host holds 3 tokens: the 2 of request 5,
-    which leaves first, and nobody else's beside them."""
-    requests = [Request(rid, 0.0, 1, 5) for rid in range(6)]
-    config = NodeConfig(
-        DcpLayout(1, 1, 16),
-        reserved_decode_tokens=0,
-        clip_max_new_tokens=1,
-        host_capacity_tokens=3,
-        host_full=host_full,
-    )
-    result = CountingNode(config).run(requests, record=True)
-    assert result == reference(requests, config) == StepNode(config).run(requests, record=True)
-    later = [e for e in result.events if e.step > 0 and e.kind != "finish"]
-    return result, [(e.step, e.kind, e.rid) for e in later]
-
-
-def test_one_resumes_from_the_host_before_those_it_declined_enter_in_the_order_they_left() -> None:
-    result, later = served("recompute")
-    assert later == [
-        (1, "retract", 5),
-        (2, "retract", 4),
-        (3, "retract", 3),
-        (4, "resume", 5),
-        (4, "admit", 4),
-        (4, "admit", 3),
-    ]
-    count = result.counters
-    assert (count.finished, count.declined_backups, count.retracted_requests) == (6, 2, 3)
-    assert (count.backed_up_tokens, count.restored_tokens) == (2, 2)
-    # Each is prefilled over all it has, the newest token too: 1 + 3 and 1 + 4.
-    assert count.recomputed_tokens == 4 + 5
-
-
-def test_where_the_node_aborts_those_the_host_declined_do_not_come_back() -> None:
-    result, later = served("abort")
-    assert later == [(1, "retract", 5), (2, "abort", 4), (3, "abort", 3), (4, "resume", 5)]
-    assert result.abort_reasons() == {ABORT_HOST_FULL: 2}
-    assert (result.counters.declined_backups, result.counters.recomputed_tokens) == (2, 0)

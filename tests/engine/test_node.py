@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvlab.engine import CountingNode, FingerprintCells, NodeConfig, StepNode
 from kvlab.engine.result import ABORT_HOST_FULL
 from kvlab.engine.workload import Request, load_trace
-from kvlab.errors import PoolError, StudyError
+from kvlab.errors import PoolError
 from kvlab.index import DcpLayout, WidenedSlots
 from kvlab.lab import crash
 from kvlab.memory import KvBackup
@@ -131,14 +131,6 @@ def test_a_backup_that_the_host_declines_aborts_the_request_and_loses_nothing_el
         assert result.counters.finished + result.counters.aborted == 4
         assert node.audit() == cells.audit() == []
     assert declined[0] > declined[1] > declined[4] == 0
-
-
-def test_a_node_runs_once() -> None:
-    requests, config = harness()
-    node = StepNode(config)
-    node.run(requests)
-    with pytest.raises(StudyError, match="runs one workload: make a new node"):
-        node.run(requests)
 
 
 def test_the_first_40_requests_of_the_public_trace_give_identical_results() -> None:
