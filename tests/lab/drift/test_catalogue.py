@@ -51,9 +51,9 @@ def test_every_defect_has_its_code_its_condition_and_says_where_it_was_reported(
 def test_every_condition_differs_from_its_right_twin_by_its_defect_alone() -> None:
     for known in CONDITIONS:
         twin = condition(known.fixed)
-        assert twin.defect is None
-        assert twin.schedule == known.schedule
+        assert (twin.defect, twin.schedule) == (None, known.schedule)
         assert (known.defect is None) == (twin == known)
+    assert condition("forced_before_fix").runs_as == condition("defect:widened_as_rows").runs_as
     with pytest.raises(StudyError, match=r"a condition is one of no_retraction, .*: got 'fixed'"):
         condition("fixed")
 
@@ -124,13 +124,12 @@ def test_in_the_silent_regime_every_id_that_can_be_out_is_a_row(dcp_size: int) -
 
 
 def test_only_the_natural_schedule_is_short() -> None:
-    prompts = default_prompts()
-    needs = RUNNING * prompts.positions
     for name in ("no_retraction", "forced_fixed", "natural"):
         config = node(name, 4)
-        assert (config.layout.capacity_tokens < needs) == (name == "natural")
+        short = config.layout.capacity_tokens < RUNNING * default_prompts().positions
+        assert short == (name == "natural")
         assert (config.force_retract_interval == 3) == (name == "forced_fixed")
-    assert counts(prompts, "no_retraction", 4)["retract"] == 0
+    assert counts(default_prompts(), "no_retraction", 4)["retract"] == 0
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
