@@ -213,7 +213,6 @@ class LateTransfer(HostTransfer):
         return copy
 
     def before_write(self) -> None:
-        """Whatever is in flight has to be read first."""
         for copy in self._late:
             copy.settle()
         self._late.clear()

@@ -120,7 +120,6 @@ class CrashNode:
         self.cells.write(torch.full_like(positions, rid), positions, slots.ids)
 
     def take(self, rid: int) -> WidenedSlots:
-        """Slots and a table row for a request, nothing written."""
         ids = self.allocator.alloc_extend(0, self.tokens)
         row = self.table.alloc()
         if ids is None or row is None:
@@ -136,7 +135,6 @@ class CrashNode:
         return self.table.slots(self.rows[rid])
 
     def give_up(self, rid: int) -> None:
-        """Free a request's pages and row; its rows are overwritten."""
         slots = self.slots(rid)
         self.cells.release(rid, slots)
         self.allocator.free(slots.ids)
@@ -254,7 +252,6 @@ class CrashStudy:
         return 2 * self.layout.widened_page_size + self.layout.widened_page_size // 2 + 1
 
     def run(self) -> "CrashResult":
-        """Fill, retract, reuse, restore; what each rank's rows then hold."""
         low = self.regime == "low"
         node = CrashNode(
             self.layout, self.requests, self.tokens, self.device, code=self.code, reuse_low=low
@@ -308,7 +305,6 @@ class CrashResult:
     self_consistent: bool | None = None
 
     def wrong(self) -> int:
-        """Positions of the victim whose row is not right after the restore."""
         return int((self.restored["verdict"] != "right").sum()) if len(self.restored) else 0
 
     def wrong_by_rank(self) -> pd.DataFrame:
@@ -318,12 +314,9 @@ class CrashResult:
         return table.reset_index()
 
     def summary(self) -> dict[str, object]:
-        """A flat row: what was tried, what happened."""
         return {
             "dcp_size": self.study.layout.dcp_size,
-            "regime": self.study.regime,
-            "code": self.study.code,
-            "same_slots": self.study.same_slots,
+            **{name: getattr(self.study, name) for name in ("regime", "code", "same_slots")},
             "victim": self.victim,
             "victim_pages": list(self.victim_pages),
             "error": self.error,

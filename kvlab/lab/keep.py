@@ -79,7 +79,6 @@ class Keep:
             return {name: x if x.ndim else x.item() for name, x in kept.items()}
 
     def write(self, key: str, values: Values) -> None:
-        """Keep a point. Errors: StudyError."""
         if self.folder is not None:
             content = io.BytesIO()
             np.savez(content, allow_pickle=False, **values)

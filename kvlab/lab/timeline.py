@@ -138,7 +138,6 @@ class NodeWalk:
 
     @property
     def steps(self) -> int:
-        """Steps of the run."""
         return len(self.fill)
 
     def at(self, step: int) -> dict[str, object]:

@@ -60,7 +60,6 @@ class Drawn:
     seeded: Seeded
 
     def pick(self, rid: int, position: int, logprobs: Tensor) -> int:
-        """The token."""
         if bool(torch.isnan(logprobs).any()):
             return int(torch.argmax(logprobs))
         return self.seeded.pick(rid, position, logprobs)

@@ -55,6 +55,11 @@ class Metric:
 
 
 _X = "|ln q(x) - ln p(x)| of the reference's token x"
+_REPETITION = (
+    f"share of output positions that end a stretch of at least {LEAST_STRETCH} tokens in which a "
+    f"block of at most {LONGEST_PERIOD} tokens follows itself {LEAST_TIMES} times or more"
+)
+_REPEATING = f"requests whose ρ is at least {REPEATS} above the reference's"
 METRICS = (
     Metric("abs_dlogprob", "|Δℓ|", "nats", _X, "forced"),
     Metric("max_abs_dlogprob", "max |Δℓ|", "nats", "largest |Δℓ| over the finite tokens", "forced"),
@@ -66,21 +71,8 @@ METRICS = (
     Metric("first_above_floor", "t_ε", "token", "first output position with |Δℓ| > 2 ε", "forced"),
     Metric("first_divergence", "t_d", "token", "first output position with another token", "free"),
     Metric("edit_distance", "d", "tokens", "least insertions, deletions and replacements", "free"),
-    Metric(
-        "repetition_rate",
-        "ρ",
-        "share",
-        f"share of output positions that end a stretch of at least {LEAST_STRETCH} tokens in which "
-        f"a block of at most {LONGEST_PERIOD} tokens follows itself {LEAST_TIMES} times or more",
-        "free",
-    ),
-    Metric(
-        "repeating_requests",
-        "n_ρ",
-        "requests",
-        f"requests whose ρ is at least {REPEATS} above the reference's",
-        "free",
-    ),
+    Metric("repetition_rate", "ρ", "share", _REPETITION, "free"),
+    Metric("repeating_requests", "n_ρ", "requests", _REPEATING, "free"),
 )
 
 

@@ -59,7 +59,6 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """One line."""
         return f"{self.outcome}: {self.claim} ({self.evidence})"
 
 
