@@ -104,7 +104,7 @@ class Shard:
 
     def owns(self, ids: Ids) -> Ids:
         """Whether this rank stores each id: bools. A hole is nobody's, though -1 % c == c - 1."""
-        return (ids >= 0) & (self.owner(ids) == self.rank)
+        return (ids >= 0) & (self.owner(ids) == self.rank)  # type: ignore[no-any-return]
 
     def row(self, ids: Ids) -> Ids:
         """The row of each id (at least 0) in its owner's buffer; the same for every rank."""
