@@ -138,8 +138,8 @@ BUGS = (
     ),
     Bug(
         "restored tokens stay on the host's books",
-        "engine/result.py",
-        "self.host_tokens -= kv_tokens",
+        "engine/counting.py",
+        "self.host_tokens -= request.kv",
         "self.host_tokens -= 0",
         "tests/engine/test_counting.py::test_jumping_gives_the_result_of_stepping",
     ),
