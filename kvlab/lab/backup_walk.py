@@ -1,16 +1,9 @@
 """Backup and restore of one request, step by step on real pools, with the fix and without it.
 
-    0 before    1 backed up    2 freed    3 pages reused    4 room again    5 restored
-
 Requests fill a small pool of real rows that name their request and position. The newest, the
 victim, is backed up and freed; a newcomer takes its pages; the oldest finishes, and the backup is
 restored into the pages that it leaves. After each step every row of every rank is read, and every
 row of every host copy that is not consumed yet.
-
-Worked example, c=2, P=2, 3 positions, with the fix: the victim holds page 3, slots 12, 13, 14. Rank
-0 saves positions 0 and 2 from rows 6 and 7, rank 1 position 1 from row 6. Restored into page 1 they
-lie in rows 2 and 3, and in row 2. Without the fix each rank saves three rows, those that the three
-slots name.
 """
 
 from dataclasses import dataclass

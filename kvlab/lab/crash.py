@@ -3,10 +3,6 @@
 A node is filled with requests whose rows carry (request, position). The victim of the node's own
 rule is backed up on every rank and freed; its pages are reused, and it is restored into new slots.
 
-``full``: the pool is full; the victim owns high pages, its ids are past the buffer, and before the
-fix the first copy fails. ``low``: few pages are used, and the victim reused low ones; every id is
-in range, but the rows saved belong to other tokens, and the restore overwrites others' rows.
-
 Source: SGLang issue 38645; ``MLATokenToKVPool.get_cpu_copy`` before PR 39487.
 """
 
@@ -199,7 +195,9 @@ class CrashStudy:
 
     Args:
         layout: pool and DCP size.
-        regime: "full" fills the pool before the retraction, "low" uses its lowest pages only.
+        regime: "full": the victim owns high pages, its ids are past the buffer, and before the fix
+            the first copy fails; "low": few pages are used and every id is in range, but the rows
+            saved belong to other tokens, and the restore overwrites others' rows.
         code: "before" or "after" the fix.
         same_slots: restore into the very slots that were given up, instead of new ones.
         tokens_per_request: cached positions of each request; None takes two and a half pages.

@@ -1,12 +1,8 @@
 """The tables of a study in a folder: written by a study, read by figures and notebooks.
 
-    summary.csv    one row a condition, DCP size and dtype
-    requests.csv   one row a request of these
-    positions.csv  |delta logprob| by position in the output, and by tokens since the latest restore
-    events.csv     the events of one run (``origin.json`` names it), tokens.csv its tokens
-    origin.json    how it was made, and the settings
-
-An empty field is a value that is not there (all NaN, never reached, a view that was not run).
+``data/README.md`` says what each column is. An empty field is a value that is not there (all NaN,
+never reached, a view that was not run). ``origin.json`` says how the study was made, and of which
+run ``events.csv`` and ``tokens.csv`` are.
 """
 
 import json

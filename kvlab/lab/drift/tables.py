@@ -1,9 +1,8 @@
 """From the arrays of runs to the tables of the study, and each metric on the way, defined once.
 
 A *reference* p is the next-token distribution of one rank without retraction; a *run* q is that of
-the condition. Every number is *measured* on a real model; the workload is synthetic. Tokens whose
-logprob is NaN are counted (``nan_tokens``) and left out of maxima, means and percentiles; where
-nothing is left, the field is empty in a CSV, null in JSON and NaN in a frame.
+the condition. Tokens whose logprob is NaN are counted (``nan_tokens``) and left out of maxima,
+means and percentiles; where nothing is left, the field is empty in a CSV and null in JSON.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

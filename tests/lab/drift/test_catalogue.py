@@ -103,15 +103,12 @@ def test_a_file_of_prompts_that_cannot_be_used_is_named_with_its_reason(
         read_prompts(tmp_path / "p.jsonl")
     with pytest.raises(WorkloadError, match=r"'none', line 0: .* No such file or directory"):
         read_prompts(tmp_path / "none")
-
-
-def test_a_bad_line_of_prompts_is_named_and_good_ones_are_read_as_written(tmp_path: Path) -> None:
-    path = prompts_file(tmp_path / "p.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [bytes(t).decode() for t in read_prompts(path).tokens] == [x["prompt"] for x in lines]
-    path.write_text(path.read_text() + "{\n")
+    good = prompts_file(tmp_path / "good.jsonl")
+    texts = [json.loads(line)["prompt"] for line in good.read_text().splitlines()]
+    assert [bytes(tokens).decode() for tokens in read_prompts(good).tokens] == texts
+    good.write_text(good.read_text() + "{\n")
     with pytest.raises(WorkloadError, match="line 7"):
-        read_prompts(path)
+        read_prompts(good)
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])

@@ -151,19 +151,6 @@ def test_a_study_that_is_killed_goes_on_where_it_stopped_and_ends_the_same(
     assert equal(again, small.run(jobs=1, cache=kept))
 
 
-def test_a_damaged_file_is_named_and_made_again(
-    planned: DriftStudy, done: Study, kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = sorted(kept.glob("*.kept"))[:2]
-    broken[0].write_bytes(broken[0].read_bytes()[:-9])
-    broken[1].write_bytes(b"")
-    notes: list[str] = []
-    assert equal(planned.run(jobs=1, cache=kept, note=notes.append), done)
-    assert sorted(notes) == [f"{path.name} is damaged and is made again" for path in broken]
-    monkeypatch.setattr(study_module, "_make", lambda *_: pytest.fail("nothing is missing"))
-    assert equal(planned.run(jobs=1, cache=kept), done)
-
-
 def test_another_seed_keeps_the_forced_view(planned: DriftStudy, done: Study, kept: Path) -> None:
     small = replace(planned, conditions=("no_retraction",), dcp_sizes=(2,), seed=5)
     found = small.run(jobs=1, cache=kept)
