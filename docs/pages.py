@@ -31,6 +31,7 @@ DOCUMENTS = {
     "teaching": ("Teaching", "To teach it: a lesson of an hour, with questions"),
     "engineers": ("For engineers", "To find the same thing in the source of an engine"),
 }
+PACKAGES = "*/**/__init__.py"  # that have a page of the API
 NO_FACE = ("kvlab.cli", "kvlab.ops.kernels")
 # Code comes first, so that nothing in it passes for a link.
 _LINK = re.compile(r"```.*?```|`[^`\n]*`|(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)", re.S)
@@ -244,7 +245,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
     """One page a package, with what it offers, or with its modules where it offers nothing."""
     root = Path(kvlab.__file__).parent
     pages = {"kvlab.errors": ["kvlab.errors"]}
-    for init in sorted(root.glob("*/**/__init__.py")):
+    for init in sorted(root.glob(PACKAGES)):
         package = ".".join(init.parent.relative_to(root.parent).parts)
         if package not in NO_FACE:
             face = "__all__" in init.read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ import os
 import shutil
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Workers fill the cores already; more threads in each only wait for each other. Set before the
 # first import of torch, and inherited by the notebook kernels.
@@ -25,6 +25,10 @@ if not torch.cuda.is_available():
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # In CI the same commit draws the same examples every time; new ones are found by local runs.
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None)
+# A seeded bug is caught by any example: nobody reads the smallest, which takes most of the time.
+settings.register_profile(
+    "bug", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "local")
 )

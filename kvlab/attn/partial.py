@@ -1,8 +1,7 @@
 """One rank's share of an attention output, and the merge.
 
 An empty shard is ``lse = -inf``, and its ``out`` is not read: the merge *selects* instead of
-multiplying by zero, as 0 * NaN is NaN. A NaN in a shard with keys goes through to the result. Some
-backends report NaN or +inf for an empty shard; ``Partial.with_nan_as_empty`` converts theirs.
+multiplying by zero, as 0 * NaN is NaN. A NaN in a shard with keys goes through to the result.
 
 Source: ``layers/dcp/comm.py`` of SGLang; ``notebooks/ENGINEERS.md`` has the log bases of engines.
 """
@@ -19,11 +18,7 @@ from kvlab.errors import IndexSpaceError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Partial:
-    """``out`` ``(..., d)`` and ``lse`` ``(...)`` in nats, of one rank's keys.
-
-    Errors: IndexSpaceError when ``lse`` has not the shape of ``out`` without its last axis, or when
-    one of them is not a tensor of floats.
-    """
+    """``out`` ``(..., d)`` and ``lse`` ``(...)`` in nats, of one rank's keys; both floats."""
 
     out: Tensor
     lse: Tensor
@@ -45,11 +40,8 @@ class Partial:
 
     @classmethod
     def with_nan_as_empty(cls, out: Tensor, lse: Tensor) -> "Partial":
-        """Convert at the door a partial of a backend that reports NaN or +inf for an empty shard.
-
-        Such a shard becomes ``out = 0, lse = -inf``. Only for backends that say so: elsewhere a NaN
-        is a fault, and this would hide it.
-        """
+        """Convert at the door a partial of a backend that reports NaN or +inf for an empty shard:
+        elsewhere a NaN is a fault, and this would hide it."""
         given = cls(out, lse)
         empty = given.lse.isnan() | (given.lse == math.inf)
         return cls(
@@ -65,18 +57,14 @@ class Partial:
 def merge_partials(partials: Sequence[Partial]) -> Partial:
     """Merge the ranks' partials; computed in float32 (float64 stays), cast back to ``out``'s type.
 
-    ``lse`` comes back in the type of the computation, never narrower.
-    All shards empty gives ``out = 0, lse = -inf``. Order of the ranks does not matter beyond
-    rounding. Errors: IndexSpaceError for no partials, or unequal shapes or types of ``out``.
+    ``lse`` comes back in the type of the computation. All shards empty gives ``out = 0, lse =
+    -inf``. Order of the ranks does not matter beyond rounding.
     """
     return merge_stacked(*stack_partials(partials))
 
 
 def stack_partials(partials: Sequence[Partial]) -> tuple[Tensor, Tensor]:
-    """``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``, as ``merge_stacked`` takes them.
-
-    ``lse`` in the type of the computation. Errors: as ``merge_partials``.
-    """
+    """``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``, as ``merge_stacked`` takes them."""
     kinds = {(tuple(p.out.shape), str(p.out.dtype)) for p in partials}
     if len(kinds) != 1:
         raise IndexSpaceError(
@@ -88,10 +76,7 @@ def stack_partials(partials: Sequence[Partial]) -> tuple[Tensor, Tensor]:
 
 
 def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
-    """As ``merge_partials``, of ``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``: ranks of
-    one process that were computed in one operation are merged without being taken apart.
-
-    Errors: as ``Partial``, and IndexSpaceError for no rank."""
+    """As ``merge_partials``, of ``out`` ``(ranks, ..., d)`` and ``lse`` ``(ranks, ...)``."""
     require_stacked(out, lse)
     wide = _wide(out)
     lse = lse.to(wide)
@@ -109,7 +94,7 @@ def merge_stacked(out: Tensor, lse: Tensor) -> Partial:
 
 
 def require_stacked(out: Tensor, lse: Tensor) -> None:
-    """Raise unless these are stacked partials of a rank or more. Errors: as ``merge_stacked``."""
+    """Raise IndexSpaceError unless these are stacked partials of a rank or more."""
     Partial(out, lse)
     if out.dim() < 2 or not len(out):
         raise IndexSpaceError(

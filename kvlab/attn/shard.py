@@ -26,8 +26,7 @@ def partial_attention(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: f
         scale: factor of the scores.
 
     Returns out ``(..., Q, dv)`` and lse ``(..., Q)`` in nats. A query that sees no key is an empty
-    shard: out 0, lse -inf. Errors: IndexSpaceError for ``visible`` of another dtype than bool, for
-    q, k or v that are no tensors of floats, and for shapes that do not go together.
+    shard: out 0, lse -inf.
     """
     given: object = visible
     if not isinstance(given, Tensor) or given.dtype != torch.bool:

@@ -32,7 +32,8 @@ CONCURRENCY, MODEL, SIZES = 128, "Kimi-Linear-48B-A3B", (1, 2, 4, 8, 16)
 node = partial(option, rich_help_panel="By what node")
 picture = partial(option, rich_help_panel="The picture")
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8_dsa_656"]
-Restore, HostFull = Literal["backup", "recompute"], Literal["abort", "recompute"]
+Restore = Literal["backup", "recompute"]
+HostFull = Literal["abort", "recompute"]
 
 
 def seconds(text: str) -> float:

@@ -1,38 +1,17 @@
 """The counting node: a decode node that counts pages and skips its quiet steps.
 
-What a step does, in order:
-
-    arrive    requests come, at their times or as others leave (closed loop)
-    resume    those on the host come back, first in first out
-    admit     the waiting enter, first in first out; the recomputed wait among them
-    give up   nobody runs: the head can never fit, or time goes to the next arrival
-    retract   pages are short, or it is the n-th forward: the least advanced leave, to the host
-              or, with no backup, to the end of the queue (or for good: ``host_full="abort"``)
-    forward   every running request takes a page if it must, and gains one token
-
 A step is quiet when it is a forward and nothing else, and quiet steps are taken at once. What they
-change follows from a clock that counts forwards. A running request has generated ``clock - born``
-tokens, so these need no walk over the requests:
-
-    tokens held           sum of (prompt - born) + requests * clock
-    pages that open now   the requests whose ``phase`` is ``clock % W``
-    who finishes          ``born + output - 1``, known on joining
-    who is retracted      order of ``-born``, which does not change
-
-Worked example, W = 4: a request of 6 prompt and 100 output tokens joins at clock 10 with its first
-token. It is born at 9; at clock 12 it has 3 generated and 8 tokens of KV, so a page opens: phase
-(9 + 1 - 6) % 4 = 0 = 12 % 4. Its 99 forwards are one jump. A second request that arrives 40 steps
-later splits that jump in two, 40 forwards and 59.
-
-Source: SGLang ``scheduler.update_running_batch``, ``ScheduleBatch.retract_decode``,
+change follows from a clock that counts forwards: a running request has generated ``clock - born``
+tokens. Source: SGLang ``scheduler.update_running_batch``, ``ScheduleBatch.retract_decode``,
 ``disaggregation/decode.py``.
 """
 
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from heapq import heappop, heappush
+from typing import Literal
 
 from kvlab.engine import policy
 from kvlab.engine.policy import NewTokenRatio, NodeConfig
@@ -41,7 +20,10 @@ from kvlab.engine.result import (
     ABORT_LAST,
     ABORT_NO_RESUME,
     ABORT_TOO_LARGE,
-    RunRecorder,
+    Counters,
+    Event,
+    EventKind,
+    Outcome,
     RunResult,
 )
 from kvlab.engine.workload import Request, Workload
@@ -63,6 +45,8 @@ class RunningRequest:
     generated: int = 0
     born: int = 0
     joined: int = 0
+    admitted: int | None = None
+    retractions: int = 0
     row: int = 0
     backups: list[KvBackup] | None = None
 
@@ -78,17 +62,35 @@ class RunningRequest:
 
 
 class CountingNode:
-    """A decode node without pools. ``StepNode`` is the same node with them."""
+    """A decode node without pools. ``StepNode`` is the same node with them.
+
+    What a step does, in order:
+
+        arrive    requests come, at their times or as others leave (closed loop)
+        resume    those on the host come back, first in first out
+        admit     the waiting enter, first in first out; the recomputed wait among them
+        give up   nobody runs: the head can never fit, or time goes to the next arrival
+        retract   pages are short, or it is the n-th forward: the least advanced leave, to the host
+                  or, with no backup, to the end of the queue (or for good: ``host_full="abort"``)
+        forward   every running request takes a page if it must, and gains one token
+
+    By the clock none of these needs a walk over the requests:
+
+        tokens held           sum of (prompt - born) + requests * clock
+        pages that open now   the requests whose ``phase`` is ``clock % W``
+        who finishes          ``born + output - 1``, known on joining
+        who is retracted      order of ``-born``, which does not change
+
+    Example, W = 4: a request of 6 prompt and 100 output tokens joins at clock 10 with its first
+    token, so it is born at 9. At clock 12 it has 3 generated and 8 tokens of KV, and a page opens:
+    phase (9 + 1 - 6) % 4 = 0 = 12 % 4.
+    """
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.config!r})"
-
-    def _repr_html_(self) -> str:
-        """The rules it follows, for a notebook cell."""
-        return self.config._repr_html_()
 
     def run(
         self,
@@ -112,24 +114,25 @@ class CountingNode:
         self._begin(workload.requests, record)
         told, total = 0, len(workload.requests)
         while self._proceed():
-            done = len(self.recorder.outcomes)
+            done = len(self.outcomes)
             if progress and ((done - told) * 100 >= total or told < done == total):
                 progress(done, total)
                 told = done
-        return self.recorder.result()
+        outcomes = tuple(self.outcomes[rid] for rid in sorted(self.outcomes))
+        return RunResult(Counters(**self.count), outcomes, tuple(self.events))
 
     def _begin(self, requests: Sequence[Request], record: bool) -> None:
-        layout = self.config.layout
         self.requests, self.arrived = requests, 0
         self._arrival_steps = [self.config.arrival_step(r.arrival_s, r.rid) for r in requests]
-        self.recorder = RunRecorder(self.config, record, len(requests))
+        self.record, self.events = record, list[Event]()
+        self.count, self.outcomes = asdict(Counters(len(requests))), dict[int, Outcome]()
         self.step = self.clock = 0
         self.waiting: deque[RunningRequest] = deque()  # for a prefill
         self.retracted: deque[RunningRequest] = deque()  # their backups are on the host
         self.running: dict[int, RunningRequest] = {}  # by order of joining
-        self.free = layout.num_pages
-        self.queued = 0  # tokens that the retracted are owed
-        self._width = layout.widened_page_size
+        self.free = self.config.layout.num_pages
+        self.queued = self.host_tokens = 0  # tokens that the retracted are owed, and have
+        self._width = self.config.layout.widened_page_size
         self._held = 0  # sum of prompt - born
         self._most: int | None = None  # see `_largest`
         self._due = [0] * self._width  # how many open a page, by phase
@@ -169,21 +172,20 @@ class CountingNode:
             request = self.requests[self.arrived]
             rid, prompt, output = request.rid, request.prompt_tokens, request.output_tokens
             self.arrived += 1
-            self.recorder.event(self.step, "arrive", rid, prompt)
             came = RunningRequest(rid, prompt, output, self.config.asked(output))
+            self._event("arrive", came, prompt)
             if output == 1:
                 self._prefill_only(came)
-                self.recorder.ended(self.step, "finished", rid, 1, 0)
+                came.generated = 1
+                self._end(came, 0)
             else:
                 self.waiting.append(came)
 
     def _next_arrival(self) -> int | None:
         """The step of the next arrival; None after the last, or when a closed loop is full."""
-        if self.arrived == len(self.requests):
-            return None
         bound = self.config.concurrency
         in_system = len(self.waiting) + len(self.running) + len(self.retracted)
-        if bound is not None and in_system >= bound:
+        if self.arrived == len(self.requests) or (bound is not None and in_system >= bound):
             return None
         return self._arrival_steps[self.arrived]
 
@@ -196,11 +198,14 @@ class CountingNode:
             if required > budget:
                 break
             budget -= required
-            self.queued -= required
             request = self.retracted.popleft()
             self._join(request)
             self._restore(request)
-            self.recorder.resumed(self.step, request.rid, kv)
+            self._off_host(request)
+            self.count["resumed_requests"] += 1
+            self.count["restored_tokens"] += kv
+            self.count["restore_bytes"] += kv * self.config.token_bytes
+            self._event("resume", request, kv)
 
     def _has_slot(self) -> bool:
         return self.config.max_running is None or len(self.running) < self.config.max_running
@@ -222,13 +227,15 @@ class CountingNode:
     def _enter(self, request: RunningRequest) -> None:
         """Prefill of everything it has: the KV arrives, and one more token is sampled."""
         fill = request.prompt + request.generated
-        self.recorder.admitted.setdefault(request.rid, self.step)
-        self.recorder.event(self.step, "admit", request.rid, fill)
+        if request.admitted is None:
+            request.admitted = self.step
+        self._event("admit", request, fill)
         if request.generated:
-            self.recorder.add("recomputed_tokens", fill)
+            self.count["recomputed_tokens"] += fill
         if request.generated + 1 == request.output:
             self._prefill_only(request)
-            self.recorder.ended(self.step, "finished", request.rid, request.output, fill)
+            request.generated += 1
+            self._end(request, fill)
         else:
             request.generated += 1
             self._join(request)
@@ -240,11 +247,10 @@ class CountingNode:
             request = self.retracted.popleft()
             for backup in request.backups or ():
                 backup.discard()
-            self.queued -= policy.required_to_resume(request.kv, self.config)
-            self.recorder.host_tokens -= request.kv
-            self._abort(request, 0, ABORT_NO_RESUME)
+            self._off_host(request)
+            self._end(request, 0, ABORT_NO_RESUME)
         elif self.waiting:
-            self._abort(self.waiting.popleft(), 0, ABORT_TOO_LARGE)
+            self._end(self.waiting.popleft(), 0, ABORT_TOO_LARGE)
         elif (soonest := self._next_arrival()) is not None:
             self.step = soonest  # later than now: `_arrive` took the others
         else:
@@ -260,14 +266,18 @@ class CountingNode:
         retracted, first = 0, True
         while len(self.running) > 1 and (first or self._is_short()):
             first = False
-            retracted += self._take_out(min(self.running.values(), key=_victim_key))
+            # At one clock, the order of -born is the order of what was generated.
+            victim = min(
+                self.running.values(), key=lambda r: policy.victim_key(-r.born, r.prompt, r.joined)
+            )
+            retracted += self._take_out(victim)
         if len(self.running) == 1 and self._is_short():
             (last,) = self.running.values()
             self._leave(last)
-            self._abort(last, last.kv, ABORT_LAST)
+            self._end(last, last.kv, ABORT_LAST)
         if retracted:
-            self.recorder.counts["last_batch_retracted"] = retracted
-            self.recorder.add("forced_retractions", 0 if short else retracted)
+            self.count["last_batch_retracted"] = retracted
+            self.count["forced_retractions"] += 0 if short else retracted
             survivors = ((self.clock - r.born, r.asked) for r in self.running.values())
             self._ratio = NewTokenRatio.after_retraction(survivors, self.config)
 
@@ -289,40 +299,44 @@ class CountingNode:
         request.generated = self.clock - request.born
         kv, config = request.kv, self.config
         wanted = config.restore == "backup"
-        kept = (
-            wanted
-            and config.host_has_room(kv, self.recorder.host_tokens)
-            and self._back_up(request)
-        )
-        if wanted and not kept:
-            self.recorder.add("declined_backups", 1)
+        kept = wanted and config.host_has_room(kv, self.host_tokens) and self._back_up(request)
+        self.count["declined_backups"] += wanted and not kept
         self._leave(request)
         if kept:
             self.retracted.append(request)
             self.queued += policy.required_to_resume(kv, config)
-            self.recorder.backed_up(kv)
-        elif config.without_backup == "recompute":
+            self.host_tokens += kv
+            self.count["backed_up_tokens"] += kv
+            self.count["backup_bytes"] += kv * config.token_bytes
+            self._peak("peak_host_tokens", self.host_tokens)
+        elif not wanted or config.host_full == "recompute":
             self.waiting.append(request)
         else:
-            self._abort(request, kv, ABORT_HOST_FULL)
+            self._end(request, kv, ABORT_HOST_FULL)
             return 0
-        self.recorder.retracted(self.step, request.rid, request.prompt, request.generated, kv)
+        request.retractions += 1
+        self.count["retracted_requests"] += 1
+        self.count["retracted_input_tokens"] += request.prompt
+        self.count["retracted_output_tokens"] += request.generated
+        self._event("retract", request, kv)
         return 1
 
-    def _abort(self, request: RunningRequest, kv: int, reason: str) -> None:
-        self.recorder.ended(self.step, "aborted", request.rid, request.generated, kv, reason)
+    def _off_host(self, request: RunningRequest) -> None:
+        self.queued -= policy.required_to_resume(request.kv, self.config)
+        self.host_tokens -= request.kv
 
     def _forward(self, forwards: int, pages: int) -> None:
         """So many forwards at once, which open ``pages``; requests finish in the last only."""
         self.free -= pages
-        self.recorder.peak("peak_pages", self.config.layout.num_pages - self.free)
-        self.recorder.add("forwards", forwards)
-        self.recorder.add("decode_tokens", forwards * len(self.running))
+        self._peak("peak_pages", self.config.layout.num_pages - self.free)
+        self.count["forwards"] += forwards
+        self.count["decode_tokens"] += forwards * len(self.running)
         self.clock += forwards
-        self.step += forwards
+        self.step += forwards - 1
         for request in list(self._ends.get(self.clock - 1, ())):
             self._leave(request)
-            self.recorder.ended(self.step - 1, "finished", request.rid, request.output, request.kv)
+            self._end(request, request.kv)
+        self.step += 1
 
     # How many steps are quiet -------------------------------------------------------------------
 
@@ -397,7 +411,7 @@ class CountingNode:
     def _full(self, request: RunningRequest) -> int:
         return request.prompt + min(request.asked, self.config.clip_max_new_tokens)
 
-    # Joining and leaving the batch --------------------------------------------------------------
+    # Joining and leaving the batch, and what is noted -------------------------------------------
 
     def _join(self, request: RunningRequest) -> None:
         self._joins += 1
@@ -413,8 +427,8 @@ class CountingNode:
         self._held += request.prompt - request.born
         if self._most is not None or len(self.running) == 1:
             self._most = max(self._most or 0, self._full(request))
-        self.recorder.peak("peak_pages", self.config.layout.num_pages - self.free)
-        self.recorder.peak("peak_running", len(self.running))
+        self._peak("peak_pages", self.config.layout.num_pages - self.free)
+        self._peak("peak_running", len(self.running))
 
     def _leave(self, request: RunningRequest) -> None:
         request.generated = self.clock - request.born
@@ -425,6 +439,23 @@ class CountingNode:
         self._held -= request.prompt - request.born
         if self._most == self._full(request):
             self._most = None
+
+    def _end(self, request: RunningRequest, kv: int, reason: str = "") -> None:
+        """A request leaves for good: finished, or aborted for a ``reason``."""
+        status: Literal["finished", "aborted"] = "aborted" if reason else "finished"
+        self.count[status] += 1
+        self._peak("last_step", self.step)
+        self._event("abort" if reason else "finish", request, kv)
+        told = (request.admitted, self.step, request.generated, request.retractions)
+        self.outcomes[request.rid] = Outcome(request.rid, status, reason, *told)
+
+    def _event(self, kind: EventKind, request: RunningRequest, tokens: int) -> None:
+        if self.record:
+            self.events.append(Event(self.step, kind, request.rid, tokens))
+
+    def _peak(self, name: str, value: int) -> None:
+        if value > self.count[name]:
+            self.count[name] = value
 
     # What a node with pools does beside ---------------------------------------------------------
 
@@ -445,8 +476,3 @@ class CountingNode:
 def simulate(workload: Workload | Sequence[Request], config: NodeConfig) -> RunResult:
     """``CountingNode(config).run(workload)`` in one call."""
     return CountingNode(config).run(workload)
-
-
-def _victim_key(request: RunningRequest) -> tuple[int, int, int]:
-    # At one clock, the order of -born is the order of what was generated.
-    return policy.victim_key(-request.born, request.prompt, request.joined)

@@ -1,9 +1,8 @@
 """The node on real pools of all ranks: every step is run, and every row is written.
 
-It is the ``CountingNode`` with memory behind it. The allocator hands out widened slots, the request
-table keeps them, and a ``CacheBackend`` holds the rows of every rank. Whether pages are short is
-decided by what the node has counted; an allocator that has another count ends the run with an
-error.
+It is the ``CountingNode`` with memory behind it: an allocator hands out widened slots, the request
+table keeps them, a ``CacheBackend`` holds the rows. Whether pages are short is decided by what the
+node has counted; an allocator that has another count ends the run with an error.
 """
 
 from collections.abc import Sequence
@@ -11,17 +10,16 @@ from collections.abc import Sequence
 import torch
 
 from kvlab.engine.backends import CacheBackend, FingerprintCells
-from kvlab.engine.counting import CountingNode, Progress, RunningRequest
+from kvlab.engine.counting import CountingNode, RunningRequest
 from kvlab.engine.policy import NodeConfig
-from kvlab.engine.result import RunResult
-from kvlab.engine.workload import Request, Workload
+from kvlab.engine.workload import Request
 from kvlab.errors import HostFullError, PoolError, StudyError
 from kvlab.index import WidenedSlots
 from kvlab.memory import PagedTokenToKVPoolAllocator, ReqToTokenPool
 
 
 class StepNode(CountingNode):
-    """Runs a workload on real pools. One instance, one run.
+    """Runs a workload on real pools.
 
     Args:
         config: pool and rules.
@@ -29,7 +27,8 @@ class StepNode(CountingNode):
         check_every_step: verify every running request's rows on every rank after each step,
             not only those that were restored or finish.
 
-    Errors: StudyError for cells of another layout.
+    Errors: StudyError for cells of another layout; from ``run`` PoolError when a row does not hold
+    what was written (which no workload can cause).
     """
 
     def __init__(
@@ -44,22 +43,9 @@ class StepNode(CountingNode):
         if self.cells.layout != config.layout:
             raise StudyError(
                 f"scheduler and cells share one layout: the node has {config.layout}, its cells "
-                f"{self.cells.layout}; make the cells with the node's"
+                f"{self.cells.layout}"
             )
-        self.check_every_step, self._spent = check_every_step, False
-
-    def run(
-        self,
-        workload: Workload | Sequence[Request],
-        *,
-        record: bool = False,
-        progress: Progress | None = None,
-    ) -> RunResult:
-        """Run to the end. Errors: StudyError when the node has run already; PoolError when a row
-        does not hold what was written (which no workload can cause); as ``CountingNode.run``."""
-        if self._spent:
-            raise StudyError("a StepNode runs one workload: make a new node for the next run")
-        return super().run(workload, record=record, progress=progress)
+        self.check_every_step = check_every_step
 
     def audit(self) -> list[str]:
         """The broken laws of allocator and table, and those between them and the requests."""
@@ -76,7 +62,6 @@ class StepNode(CountingNode):
 
     def _begin(self, requests: Sequence[Request], record: bool) -> None:
         super()._begin(requests, record)
-        self._spent = True
         layout = self.config.layout
         longest = max(request.prompt_tokens + request.output_tokens for request in requests)
         self.allocator = PagedTokenToKVPoolAllocator(layout)

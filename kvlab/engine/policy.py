@@ -1,18 +1,9 @@
 """The rules of a decode node, as pure functions: a step's need, who is retracted, who may enter.
 
-Two nodes obey these rules: ``StepNode`` runs every step on real pools, ``CountingNode`` counts and
-skips the quiet steps. Symbols: p prompt tokens, g generated tokens, W widened page.
-
-A request that decodes has ``p + g`` tokens, and KV for ``p + g - 1`` of them: the newest token has
-been sampled, its KV is written by the next forward at position ``p + g - 1``. Hence a page opens
-exactly when ``(p + g - 1) % W == 0``, and hence a retraction backs up ``p + g - 1`` positions, a
-run that is ragged with respect to both P and W.
-
-Worked example, W = 8, p = 6, first token from the prefill (g = 1): KV length 6, one page. After two
-forwards g = 3, KV length 8: the third forward opens page two.
-
-Source: SGLang ``ScheduleBatch.check_decode_mem``, ``retract_decode``, and
-``disaggregation/decode.py`` (``_allocatable_tokens``, ``pop_preallocated``).
+A request with p prompt and g generated tokens has KV for ``p + g - 1`` of them: that of the newest
+is written by the next forward. So a page of W opens exactly when ``(p + g - 1) % W == 0``, and a
+retraction backs up a run that is ragged with respect to both P and W. Source: SGLang
+``ScheduleBatch.check_decode_mem``, ``retract_decode``, and ``disaggregation/decode.py``.
 """
 
 from collections.abc import Iterable
@@ -21,7 +12,6 @@ from typing import Literal, get_args
 
 from kvlab.errors import StudyError
 from kvlab.index import DcpLayout
-from kvlab.show import facts, html
 
 Restore = Literal["backup", "recompute"]
 HostFull = Literal["abort", "recompute"]
@@ -72,12 +62,8 @@ class NodeConfig:
     retract_decode_steps: int = 20
 
     def __post_init__(self) -> None:
-        layout: object = self.layout
-        if not isinstance(layout, DcpLayout):
-            raise StudyError(
-                f"layout must be a DcpLayout, which gives a node its pages: got "
-                f"{type(layout).__name__}; pass DcpLayout(dcp_size, page_size, num_pages)"
-            )
+        if not isinstance(self.layout, DcpLayout):
+            raise StudyError(f"layout must be a DcpLayout: got {type(self.layout).__name__}")
         for name, low in _BOUNDS.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
@@ -88,21 +74,16 @@ class NodeConfig:
             raise StudyError(
                 f"step_time_s must be a finite time above 0 seconds: got {self.step_time_s!r}"
             )
-        low_ratio, high_ratio = self.min_new_token_ratio, self.initial_new_token_ratio
-        if not 0 < low_ratio <= high_ratio <= 1:
+        least, most = self.min_new_token_ratio, self.initial_new_token_ratio
+        if not 0 < least <= most <= 1:
             raise StudyError(
-                f"ratios must satisfy 0 < min <= initial <= 1: got min_new_token_ratio="
-                f"{low_ratio}, initial_new_token_ratio={high_ratio}"
+                f"ratios must satisfy 0 < min <= initial <= 1: got min_new_token_ratio={least}, "
+                f"initial_new_token_ratio={most}"
             )
         for name, kind in (("restore", Restore), ("host_full", HostFull), ("admission", Admission)):
             given, allowed = getattr(self, name), get_args(kind)
             if given not in allowed:
                 raise StudyError(f"{name} must be one of {', '.join(allowed)}: got {given!r}")
-
-    @property
-    def without_backup(self) -> HostFull:
-        """What becomes of a victim that has no backup, be it declined or never asked for."""
-        return "recompute" if self.restore == "recompute" else self.host_full
 
     def host_has_room(self, kv_tokens: int, host_tokens: int) -> bool:
         """Whether a backup of ``kv_tokens`` fits beside the ``host_tokens`` that the host holds."""
@@ -114,10 +95,8 @@ class NodeConfig:
         return self.max_new_tokens if self.max_new_tokens is not None else output_tokens
 
     def arrival_step(self, arrival_s: float, rid: int | None = None) -> int:
-        """The first step at which a request of this arrival time is seen.
-
-        ``rid`` is named in the error: StudyError for an arrival past step 2**53 - 1.
-        """
+        """The first step at which a request of this arrival time is seen. Errors: StudyError, which
+        names ``rid``, past step 2**53 - 1."""
         before = -arrival_s // self.step_time_s  # a whole number of steps, rounded down, negative
         if not -before < LAST_STEP:
             raise StudyError(
@@ -131,16 +110,6 @@ class NodeConfig:
         rules = ((f, getattr(self, f.name)) for f in fields(self))
         given = [f"{f.name}={value!r}" for f, value in rules if value != f.default]
         return f"NodeConfig({', '.join(given)})"  # the defaults left out
-
-    def _repr_html_(self) -> str:
-        """Every rule and its value, for a notebook cell."""
-        rows = [
-            (f.name, f"{'none' if value is None else value}{' (default)' * (value == f.default)}")
-            for f in fields(self)
-            for value in [getattr(self, f.name)]
-        ]
-        title = "Node: its pool and the rules it follows (tokens, unless named otherwise)"
-        return html(facts(title, rows))
 
 
 _BOUNDS = {
@@ -165,29 +134,24 @@ def paged(tokens: int, layout: DcpLayout) -> int:
 
 
 def victim_key(generated: int, prompt_tokens: int, joined: int) -> tuple[int, int, int]:
-    """Order of retraction, smallest first: fewest generated, longest prompt, latest to join.
-
-    Upstream sorts by (generated, -prompt) descending and pops from the end; the sort is stable,
-    so among equals the last of the batch goes first. ``joined`` counts entries into the batch.
-    """
+    """Order of retraction, smallest first: fewest generated, longest prompt, latest to join (of
+    ``joined``, a count of entries into the batch)."""
+    # Upstream sorts by (generated, -prompt) descending and pops from the end; the sort is stable,
+    # so among equals the last of the batch goes first.
     return (generated, -prompt_tokens, -joined)
 
 
 def allocatable(
     available: int, running: int, config: NodeConfig, need_single: int = 0, queued: int = 0
 ) -> int:
-    """Tokens that may be handed out beside what running requests are promised.
-
-    ``need_single``: what the largest running request lacks to finish alone, were all others
-    retracted. ``queued``: what the retracted queue is owed (counted for new requests only).
-    """
+    """Tokens that may be handed out beside what running requests are promised, and ``queued``, what
+    the retracted are owed (counted for new requests only)."""
     return available - max(config.reserved_decode_tokens * running, need_single) - queued
 
 
 def need_single(largest: int | None, retractable: int) -> int:
-    """``max(prompt + min(asked, clip))`` over the running requests minus all their tokens.
-
-    None (nothing runs) needs nothing. May be negative; ``allocatable`` takes the larger promise.
+    """What the largest running request lacks to finish alone, were all others retracted: ``max(
+    prompt + min(asked, clip))`` minus all their tokens, maybe negative; 0 if nothing runs (None).
     """
     return 0 if largest is None else largest - retractable
 
@@ -200,11 +164,8 @@ def required_to_resume(kv_tokens: int, config: NodeConfig) -> int:
 def required_to_admit(
     fill: int, still_asked: int, retractable: int, config: NodeConfig
 ) -> tuple[int, int]:
-    """(what must be allocatable, what is then charged) for a request that enters with ``fill``.
-
-    PD rule: room for its pages and its reserve, and, were all others retracted, for its whole
-    output.
-    """
+    """(what must be allocatable, what is then charged) for a request that enters with ``fill``:
+    room for its pages and reserve, and, were all others retracted, for its whole output (PD)."""
     charge = required_to_resume(fill, config)
     projected = fill + min(still_asked, config.clip_max_new_tokens) - retractable
     return max(charge, projected), charge
@@ -216,10 +177,8 @@ def required_by_ratio(fill: int, still_asked: int, config: NodeConfig) -> int:
 
 
 def ratio_budget(available: int, outstanding: int, ratio: float) -> float:
-    """Tokens left once running requests get ``ratio`` of what they may still generate.
-
-    ``outstanding`` is the sum of ``min(asked - generated, clip)`` over the running requests.
-    """
+    """Tokens left once running requests get ``ratio`` of what they may still generate,
+    ``outstanding``: the sum of ``min(asked - generated, clip)``."""
     return available - ratio * outstanding
 
 

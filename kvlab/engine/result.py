@@ -6,20 +6,13 @@ alone (``sglang:num_retracted_reqs``). Reading the gauge for the counter turns 4
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
-
-from kvlab.engine.policy import NodeConfig
-from kvlab.show import GAP, Cell, Table, facts, html, strip
 
 ABORT_TOO_LARGE = "cannot fit with its reserve even alone in an empty pool"
 ABORT_LAST = "out of memory even after retracting all other requests"
 ABORT_NO_RESUME = "cannot be restored with its reserve even into an empty pool"
 ABORT_HOST_FULL = "its backup does not fit the host"
-# What a notebook cell shows of a run.
-MOST_REQUESTS, MOST_STORIES, MOST_EVENTS = 8, 3, 7
-_COLORS = {"retract": 5, "resume": 2}  # vermillion and green; the word stands in the cell
 
 EventKind = Literal["arrive", "admit", "retract", "resume", "finish", "abort"]
 
@@ -101,118 +94,3 @@ class RunResult:
             f"{c.retracted_requests} retractions, {c.resumed_requests} resumed; last step "
             f"{c.last_step}; {len(self.events)} events)"
         )
-
-    def _repr_html_(self) -> str:
-        """The counters that are not 0, the requests that were retracted most, and, of a recorded
-        run, what happened to the first of them. Cost: O(events)."""
-        counters = self.as_dict()
-        counted = [(name, f"{count:,}") for name, count in counters.items() if count]
-        zero = [name for name, count in counters.items() if not count]
-        told = [*counted, ("zero", ", ".join(zero))] if zero else counted
-        most = sorted(self.outcomes, key=lambda o: (-o.retractions, o.rid))[:MOST_REQUESTS]
-        tables = [facts("Counters of the run (simulated)", told)]
-        if most:
-            tables.append(_retractions(most, len(self.outcomes)))
-        retracted = [o.rid for o in most[:MOST_STORIES] if o.retractions]
-        if self.events and retracted:
-            tables.append(_stories(retracted, self.events))
-        return html(*tables)
-
-
-def _retractions(most: Sequence[Outcome], total: int) -> Table:
-    columns: list[Sequence[object] | str] = [
-        (o.rid, Cell(o.retractions, 5 if o.retractions else None), f"{o.status} {o.end_step}")
-        for o in most
-    ]
-    if total > len(most):
-        columns.append(f"{GAP} ({total - len(most):,} more)")
-    names = ("request", "retractions", "ended, at step")
-    return strip("Requests, those retracted most first", names, columns)
-
-
-def _stories(rids: Sequence[int], events: Sequence[Event]) -> Table:
-    """One line a request: its events and their steps, in order."""
-    of = {rid: [event for event in events if event.rid == rid] for rid in rids}
-    wide = max(min(len(story), MOST_EVENTS) for story in of.values())
-    lines: list[tuple[object, ...]] = [("request", *(f"event {i + 1}" for i in range(wide)))]
-    for rid, story in of.items():
-        cells = [Cell(f"{e.kind} {e.step}", _COLORS.get(e.kind)) for e in story[:wide]]
-        if len(story) > wide:
-            cells[-1] = Cell(f"{GAP} ({len(story) - wide + 1:,} more)")
-        lines.append((rid, *cells, *[""] * (wide - len(cells))))
-    return Table("What happened to them, with the step", tuple(lines), headed=True)
-
-
-@dataclass(slots=True)
-class RunRecorder:
-    """A result in the making: the one place where counters, events and outcomes are written.
-    Methods are named after what happened."""
-
-    config: NodeConfig
-    record: bool
-    requests: int
-    counts: dict[str, int] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    admitted: dict[int, int] = field(default_factory=dict)
-    retractions: dict[int, int] = field(default_factory=dict)
-    host_tokens: int = 0
-
-    def add(self, name: str, by: int) -> None:
-        """Raise a counter."""
-        self.counts[name] = self.counts.get(name, 0) + by
-
-    def peak(self, name: str, value: int) -> None:
-        """Raise a peak to ``value`` if that is higher."""
-        self.counts[name] = max(self.counts.get(name, 0), value)
-
-    def event(self, step: int, kind: EventKind, rid: int, tokens: int) -> None:
-        """Note an event (kept only when recording)."""
-        if self.record:
-            self.events.append(Event(step, kind, rid, tokens))
-
-    def backed_up(self, kv_tokens: int) -> None:
-        """A request's KV went to the host."""
-        self.add("backed_up_tokens", kv_tokens)
-        self.add("backup_bytes", kv_tokens * self.config.token_bytes)
-        self.host_tokens += kv_tokens
-        self.peak("peak_host_tokens", self.host_tokens)
-
-    def retracted(self, step: int, rid: int, prompt: int, generated: int, kv_tokens: int) -> None:
-        """A running request gave its KV back and will return."""
-        self.add("retracted_requests", 1)
-        self.add("retracted_input_tokens", prompt)
-        self.add("retracted_output_tokens", generated)
-        self.retractions[rid] = self.retractions.get(rid, 0) + 1
-        self.event(step, "retract", rid, kv_tokens)
-
-    def resumed(self, step: int, rid: int, kv_tokens: int) -> None:
-        """A retracted request came back from the host."""
-        self.add("resumed_requests", 1)
-        self.add("restored_tokens", kv_tokens)
-        self.add("restore_bytes", kv_tokens * self.config.token_bytes)
-        self.host_tokens -= kv_tokens
-        self.event(step, "resume", rid, kv_tokens)
-
-    def ended(
-        self,
-        step: int,
-        status: Literal["finished", "aborted"],
-        rid: int,
-        generated: int,
-        kv_tokens: int,
-        reason: str = "",
-    ) -> None:
-        """A request left for good."""
-        self.add(status, 1)
-        self.peak("last_step", step)
-        self.event(step, "finish" if status == "finished" else "abort", rid, kv_tokens)
-        times = self.retractions.get(rid, 0)
-        admitted = self.admitted.get(rid)
-        self.outcomes[rid] = Outcome(rid, status, reason, admitted, step, generated, times)
-
-    def result(self) -> RunResult:
-        """The finished run."""
-        counters = Counters(requests=self.requests, **self.counts)
-        ordered = tuple(self.outcomes[rid] for rid in sorted(self.outcomes))
-        return RunResult(counters, ordered, tuple(self.events))

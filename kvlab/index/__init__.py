@@ -1,13 +1,7 @@
 """Index spaces of a KV cache under decode context parallelism: pure functions on tensors."""
 
-from kvlab.index.layout import (
-    DcpLayout,
-    Shard,
-)
-from kvlab.index.lengths import (
-    get_dcp_chunk_lens,
-    get_dcp_lens,
-)
+from kvlab.index.layout import DcpLayout, Shard
+from kvlab.index.lengths import get_dcp_chunk_lens, get_dcp_lens
 from kvlab.index.localize import (
     localize,
     localize_fixed_shape,
@@ -26,10 +20,7 @@ from kvlab.index.pages import (
     raw_use_census,
     raw_use_of_page,
 )
-from kvlab.index.spaces import (
-    PhysicalRows,
-    WidenedSlots,
-)
+from kvlab.index.spaces import PhysicalRows, WidenedSlots
 from kvlab.index.upstream import (
     dcp_local_kv_block_table,
     filter_dcp_local_chunk_kv_indices,

@@ -1,8 +1,7 @@
 """The layout: how one allocator page becomes one physical page on every rank.
 
 The allocator hands out *widened* pages of ``W = page_size * dcp_size`` slots. Page ``q`` of the
-allocator is page ``q`` of every rank's buffer: ``W`` slots above, ``page_size`` rows below on each
-of the ``dcp_size`` ranks. Page 0 is the padding page of both spaces and is never handed out.
+allocator is page ``q`` of every rank's buffer. Page 0 is padding and is never handed out.
 
 Worked example, dcp_size=2, page_size=2, num_pages=2 (W = 4):
 
@@ -34,11 +33,8 @@ Ids = TypeVar("Ids", int, Tensor, npt.NDArray[np.int64])
 
 
 def require_int(name: str, value: object, low: int, rule: str) -> int:
-    """Return ``value``, a size of at least ``low``, or raise LayoutError naming the rule.
-
-    Only Python's int, not NumPy's: a product of sizes must not wrap. Sizes meet ids in int64.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
+    """Return ``value``, a Python int of at least ``low`` that fits int64, or raise LayoutError."""
+    if isinstance(value, bool) or not isinstance(value, int):  # NumPy's would wrap in a product
         raise LayoutError(
             f"{name} must be an int: {rule}; got {value!r} ({type(value).__name__}); "
             f"pass a Python int"
@@ -51,10 +47,7 @@ def require_int(name: str, value: object, low: int, rule: str) -> int:
 
 
 def require_index(name: str, value: object) -> int:
-    """Return one id, position or page number as a Python int, from NumPy's or a 0-d tensor too.
-
-    Errors: IndexSpaceError for a float, a bool, or anything else that Python takes for no index.
-    """
+    """Return one id, position or page number as a Python int, from NumPy's or a 0-d tensor too."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -78,12 +71,9 @@ def require_layout(layout: object) -> None:
 class Shard:
     """What one rank holds: the one formula each for owner, row and count.
 
-    Ids are slots, or positions of a request. ``dcp_size`` ranks (c) take turns, each stores
-    ``interleave`` ids (I) in a row. The methods take and give Python ints or int64 tensors. A hole
-    (-1) is tested before any division: ``-1 % c == c - 1`` would look owned by the last rank.
-
-    Worked example: ``Shard(2, rank=1)`` owns the ids 1, 3, 5, keeps them in rows 0, 1, 2, and holds
-    2 of the 5 ids below 5. Errors: LayoutError for sizes below 1 or a rank outside [0, dcp_size).
+    Ids are slots, or positions of a request; Python ints, or int64 tensors or arrays. ``dcp_size``
+    ranks (c) take turns, each stores ``interleave`` ids (I) in a row. Worked example: ``Shard(2,
+    rank=1)`` owns the ids 1, 3, 5, in rows 0, 1, 2, and holds 2 of the 5 ids below 5.
     """
 
     dcp_size: int
@@ -113,8 +103,8 @@ class Shard:
         return ids // self.interleave % self.dcp_size
 
     def owns(self, ids: Ids) -> Ids:
-        """Whether this rank stores each id: bools. A hole is nobody's."""
-        return (ids >= 0) & (self.owner(ids) == self.rank)
+        """Whether this rank stores each id: bools. A hole is nobody's, though -1 % c == c - 1."""
+        return (ids >= 0) & (self.owner(ids) == self.rank)  # type: ignore[no-any-return]
 
     def row(self, ids: Ids) -> Ids:
         """The row of each id (at least 0) in its owner's buffer; the same for every rank."""
@@ -156,11 +146,7 @@ class DcpLayout:
         dcp_size: ranks that share one request's KV (symbol c).
         page_size: rows of one page in one rank's buffer (symbol P).
         num_pages: pages that can be handed out (symbol N); the padding page comes on top.
-        interleave: consecutive slots that one rank stores before the next rank's turn (symbol I);
-            must divide ``page_size``. 1 is SGLang's rule.
-
-    Errors: LayoutError for sizes below 1, an interleave that does not divide the page, or sizes
-    whose largest slot does not fit int64.
+        interleave: slots that one rank stores in turn (symbol I); divides the page. SGLang has 1.
     """
 
     dcp_size: int
@@ -169,10 +155,9 @@ class DcpLayout:
     interleave: int = 1
 
     def __post_init__(self) -> None:
-        require_int("dcp_size", self.dcp_size, 1, "the number of ranks that share one request's KV")
+        Shard(self.dcp_size, 0, self.interleave)  # looks at both
         require_int("page_size", self.page_size, 1, "rows of one page in one rank's buffer")
         require_int("num_pages", self.num_pages, 1, "pages beside the padding page")
-        require_int("interleave", self.interleave, 1, "slots stored in turn by one rank")
         if self.page_size % self.interleave:
             raise LayoutError(
                 f"interleave must divide page_size, so that a page holds whole turns: got "
@@ -221,19 +206,19 @@ class DcpLayout:
         return self.num_pages * self.widened_page_size
 
     def shard(self, rank: int) -> Shard:
-        """What ``rank`` holds of both spaces. Errors: LayoutError for a rank outside."""
+        """What ``rank`` holds of both spaces."""
         return _shard(self.dcp_size, rank, self.interleave)
 
     def owner(self, slot: int) -> int:
-        """The rank that stores ``slot``. Errors: IndexSpaceError outside [0, slot_end)."""
+        """The rank that stores ``slot``."""
         return self.shard(0).owner(self._checked_slot(slot))
 
     def row(self, slot: int) -> int:
-        """The row of ``slot`` in its owner's buffer. Errors: IndexSpaceError out of bounds."""
+        """The row of ``slot`` in its owner's buffer."""
         return self.shard(0).row(self._checked_slot(slot))
 
     def slot(self, rank: int, row: int) -> int:
-        """The slot that ``rank`` stores in ``row``. Errors: IndexSpaceError out of bounds."""
+        """The slot that ``rank`` stores in ``row``."""
         shard, row = self.shard(rank), require_index("row", row)
         if not 0 <= row < self.row_end:
             raise IndexSpaceError(
@@ -243,7 +228,7 @@ class DcpLayout:
         return shard.slot(row)
 
     def pages_for(self, tokens: int) -> int:
-        """Allocator pages of ``tokens`` positions. Errors: LayoutError for a negative count."""
+        """Allocator pages of ``tokens`` positions."""
         require_int("tokens", tokens, 0, "a token count")
         return -(-tokens // self.widened_page_size)
 
@@ -254,8 +239,6 @@ class DcpLayout:
         return f"{many(self.dcp_size, 'rank')}, {pages}{turn}"
 
     def _repr_html_(self) -> str:
-        """Both ranges and the owners of page 1, one column for the slots that a rank stores in
-        turn."""
         wide = self.widened_page_size
         told = facts(
             f"Layout: {self.in_words()}",

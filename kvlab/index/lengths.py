@@ -1,9 +1,6 @@
-"""How many tokens each rank holds.
+"""How many tokens each rank holds: of positions ``start .. end-1``, ``held(end) - held(start)``.
 
-Of positions ``start .. start+len-1`` a rank holds ``held(start+len) - held(start)``.
-
-Worked example, c=2, I=1: 11 tokens give (6, 5); rejecting one token of 7 takes (4, 3) to (3, 3), so
-rank 0 alone loses a row.
+Worked example, c=2: 11 tokens give (6, 5); rejecting one token of 7 takes (4, 3) to (3, 3).
 """
 
 import torch
@@ -20,9 +17,8 @@ def get_dcp_lens(lens: Tensor, shard: Shard, start: Tensor | None = None) -> Ten
         lens: int64 or int32, any shape; tokens of each run.
         start: position of each run's first token, broadcastable to ``lens``; None means 0.
 
-    Sums to ``lens`` over the ranks; dcp_size 1 returns ``lens`` itself. Errors: LayoutError for a
-    negative length or start, a start of another shape, or a run whose end does not fit int64.
-    Source: upstream function of this name.
+    Sums to ``lens`` over the ranks; dcp_size 1 returns ``lens`` itself. Source: upstream function
+    of this name.
     """
     _require_counts("lens", lens)
     if start is not None:
@@ -52,12 +48,8 @@ def get_dcp_lens(lens: Tensor, shard: Shard, start: Tensor | None = None) -> Ten
 def get_dcp_chunk_lens(
     tokens: int, chunk_tokens: int, dcp_size: int, interleave: int = 1
 ) -> Tensor:
-    """Tokens of each chunk on each rank, int64 ``(chunks, dcp_size)``.
-
-    ``chunk_tokens`` positions a chunk, the last one ragged. Over the chunks a column sums to the
-    rank's ``get_dcp_lens`` of the whole, over the ranks a row sums to the chunk's length. No tokens
-    are one chunk of none. Errors: LayoutError for sizes below 1, or a negative count.
-    """
+    """Tokens of each chunk on each rank, int64 ``(chunks, dcp_size)``: ``chunk_tokens`` positions a
+    chunk, the last one ragged. No tokens are one chunk of none."""
     require_int("tokens", tokens, 0, "a token count")
     require_int("chunk_tokens", chunk_tokens, 1, "positions of one chunk")
     require_int("dcp_size", dcp_size, 1, "the number of ranks that share one request's KV")

@@ -1,11 +1,8 @@
 """Localize: from widened slots to the rows of one rank. Done once, by whoever touches the buffer.
 
-Three formulations; the notebooks compare the first two:
-
 - ``localize_masked`` keeps the ids whose owner is this rank and divides. Always right.
 - ``localize_strided`` takes the elements whose *position* is this rank's, and divides. Many times
-  cheaper, and right exactly when slot and position agree about the owner. Upstream states that as
-  a precondition; here ``check=True`` (the default) verifies it.
+  cheaper, and right exactly when slot and position agree about the owner, which is verified.
 - ``localize_fixed_shape`` keeps the shape of its input, as captured graphs and kernels need.
 
 Worked example, c=2, run [5, 6, 7]: rank 0 owns slot 6, row 3. The stride without a phase would
@@ -51,21 +48,15 @@ def row_of(ids: Tensor, dcp_size: int, interleave: int = 1) -> Tensor:
 
 
 def owned_elements(ids: Tensor, shard: Shard) -> Tensor:
-    """The elements of ``ids`` that the rank stores: int64 ``(m,)``, ascending.
-
-    Errors: IndexSpaceError for a negative id.
-    """
+    """The elements of ``ids`` that the rank stores: int64 ``(m,)``, ascending. Refuses holes."""
     ids = as_ids(ids, "ids")
     refuse_negative(ids)
     return torch.nonzero(shard.owns(ids)).flatten()
 
 
 def localize_masked(ids: Tensor, shard: Shard) -> Tensor:
-    """The rows that the rank holds of ``ids``, in their order: int64 ``(m,)``.
-
-    Right for any ids in any order. Cost: reads 8n bytes several times, and on CUDA a
-    synchronization (m depends on the values). Errors: IndexSpaceError for a negative id.
-    """
+    """The rows that the rank holds of ``ids``, in their order: int64 ``(m,)``. Right for any ids in
+    any order, at the cost of several passes. Errors: IndexSpaceError for a negative id."""
     source = owned_elements(ids, shard)
     return shard.row(as_ids(ids, "ids")[source])
 
@@ -77,10 +68,9 @@ def localize_strided(ids: Tensor, shard: Shard, start: int = 0, *, check: bool =
         ids: int64 ``(n,)``, slots of positions ``start .. start+n-1``; any ragged length.
         start: position of ``ids[0]``; sets the phase of the stride.
         check: verify that slot and position agree about the owner. Without it the answer is
-            silently wrong for a run that does not.
+            silently wrong for a run that does not, and ids of other ranks are not read.
 
-    Cost: unchecked 8n/c bytes read, checked 8n more. Errors: IndexSpaceError (checked) with the
-    first element where slot and position disagree; LayoutError for a negative start.
+    Errors: IndexSpaceError (checked) with the first element where slot and position disagree.
     """
     require_int("start", start, 0, "the position of ids[0]")
     ids = as_ids(ids, "ids")
@@ -105,11 +95,10 @@ def localize_fixed_shape(ids: Tensor, shard: Shard, hole: int = -1) -> Tensor:
 def run_is_aligned(ids: Tensor, turn: int, start: int = 0) -> bool:
     """Whether ``ids[i] % turn == (start + i) % turn`` for all i, with no negative id. Exact.
 
-    Equal places in the turn of c * I ids mean equal owners, and runs on whole pages have them.
-    Three ways: on CPU, for a power of two, OR and AND over lines that are a multiple of the turn
-    long equal the position's low bits exactly when every id does (no temporary); for another turn,
-    ids rise by one but at page breaks, so the ends of each piece are looked at; elsewhere
-    ``(ids - position) % turn``. Errors: IndexSpaceError for other than int64 or int32 ``(n,)``.
+    Equal places in the turn of c * I ids mean equal owners. Three ways: on a CPU, for a power of
+    two, OR and AND over lines that are a multiple of the turn long equal the position's low bits
+    exactly when every id does; for another turn, ids rise by one but at page breaks, so the ends of
+    each piece are looked at; elsewhere ``(ids - position) % turn``.
     """
     require_int("turn", turn, 1, "the slots of one turn over all ranks")
     require_int("start", start, 0, "the position of ids[0]")
@@ -162,12 +151,9 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
     """The rows of ``slots`` in the buffer of ``rank``, each with the element it came from.
 
     A run from the request table was verified as it was written, and costs the stride. Of any other
-    run slot and position are compared first; where they disagree about the owner (a run taken from
-    the middle of a page, several ragged runs joined) the mask is used, and is right.
-
-    Errors: IndexSpaceError for PhysicalRows (they are localized already), for a negative slot, for
-    a slot of this rank in the padding page or past the layout (each rank looks at its own slots:
-    an id is in bounds when every rank says so); LayoutError for a rank outside the layout.
+    run slot and position are compared first; where they disagree about the owner (several ragged
+    runs joined) the mask is used, and is right. Errors: IndexSpaceError for PhysicalRows (they are
+    localized already), and for a slot of this rank that the layout does not hand out.
     """
     given: object = slots
     if isinstance(given, PhysicalRows):
@@ -192,8 +178,8 @@ def localize(slots: WidenedSlots, layout: DcpLayout, rank: int) -> PhysicalRows:
 
 
 def require_run(ids: Tensor, start: int, layout: DcpLayout) -> None:
-    """Raise IndexSpaceError unless ``ids`` are slots that the layout hands out, and their owners
-    those of positions ``start ..``: what a request table asks of ids as it writes them."""
+    """What a request table asks of ids as it writes them: slots that the layout hands out, of the
+    owners of positions ``start ..``."""
     require_in_layout(ids, layout)
     if not run_is_aligned(ids, layout.dcp_size * layout.interleave, start):
         _require_agreement(ids, layout.shard(0), start)

@@ -1,8 +1,7 @@
 """Pages: which pages a free gives back, and what a raw use of slots would hit.
 
-A length that comes from the physical grid (multiples of P) may cut a widened page (W = P*c) in
-two. Freed as two ranges, the page is freed twice; so ranges that touch are merged before they are
-split into pages, and ranges that share a page without touching are refused.
+A length from the physical grid (multiples of P) may cut a widened page (W = P*c) in two. Freed as
+two ranges, the page is freed twice; so ranges that touch are merged first.
 
 Worked example, page 8: ranges [8, 9) and [9, 24) touch and free pages 1 and 2, once each.
 """
@@ -17,10 +16,7 @@ Range = tuple[int, int]
 
 
 def merge_touching(ranges: Sequence[Range]) -> list[Range]:
-    """The half-open ranges in order, empty ones dropped, those that touch joined.
-
-    Errors: IndexSpaceError for a range that ends before it begins, or for two that overlap.
-    """
+    """The half-open ranges in order, empty ones dropped, those that touch joined."""
     merged: list[Range] = []
     exact = [(require_index("begin", b), require_index("end", e)) for b, e in ranges]
     for begin, end in sorted(exact):
@@ -43,14 +39,10 @@ def merge_touching(ranges: Sequence[Range]) -> list[Range]:
 
 
 def pages_of_free(ranges: Sequence[Range], page: int) -> list[int]:
-    """The pages that a free of these slot or position ranges gives back, each once.
+    """The pages that a free of these half-open ranges of tokens gives back, each once.
 
-    Args:
-        ranges: half-open, in units of tokens.
-        page: tokens of one *allocator* page (W under DCP).
-
-    Errors: IndexSpaceError when a merged range does not begin on a page (its page still holds
-    tokens before it) or shares a page with the range before it.
+    ``page``: tokens of one *allocator* page (W under DCP). Errors: IndexSpaceError when a merged
+    range does not begin on a page, or shares one with the range before it.
     """
     require_int("page", page, 1, "tokens of one allocator page")
     pages: list[int] = []
@@ -81,10 +73,8 @@ class RawUse:
 
 
 def raw_use_of_page(layout: DcpLayout, page: int) -> str:
-    """'silent', 'straddling' or 'out_of_range' for one page whose slots are used as rows.
-
-    Silent: every slot is below the row bound, so the wrong rows are read without an error.
-    """
+    """'silent', 'straddling' or 'out_of_range' for one page whose slots are used as rows; silent:
+    every slot is below the row bound."""
     page = require_index("page", page)
     if not 1 <= page <= layout.num_pages:
         raise IndexSpaceError(
@@ -97,10 +87,7 @@ def raw_use_of_page(layout: DcpLayout, page: int) -> str:
 
 
 def raw_use_census(layout: DcpLayout) -> RawUse:
-    """How many pages are silent, straddling and out of range under raw use. Closed form.
-
-    dcp_size 1 makes every page silent in name only: there slot and row are the same number.
-    """
+    """How many pages are silent, straddling and out of range under raw use. Closed form."""
     whole, broken = divmod(layout.row_end, layout.widened_page_size)
     # Page 0 is counted among the whole ones, or, in a pool of fewer pages than ranks, is the
     # broken one itself: no page that was handed out is then in range at all.

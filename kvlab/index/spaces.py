@@ -1,8 +1,7 @@
 """Two int64 tensors that look alike, kept apart by type.
 
-``WidenedSlots`` is what ``req_to_token`` holds; ``PhysicalRows`` is what a buffer understands. Both
-are ``int64 (n,)``, so only a type can tell them apart. Neither *is* a tensor: indexing a buffer
-with slots is refused by Python itself.
+``WidenedSlots`` is what ``req_to_token`` holds; ``PhysicalRows`` is what a buffer understands.
+Neither *is* a tensor: indexing a buffer with slots is refused by Python itself.
 
 Worked example, dcp_size=2, page_size=2: positions 0, 1, 2 of a request in page 2 are
 ``WidenedSlots([8, 9, 10], start=0)``; rank 0 stores them in ``PhysicalRows([4, 5])``, which are
@@ -26,11 +25,8 @@ _NO_INDEX = (
 
 
 def as_ids(ids: object, what: str) -> Tensor:
-    """Return ``ids`` as an int64 ``(n,)`` tensor, on its own device; int64 is not copied.
-
-    int32 ids are widened first, so that no later product can wrap. Errors: IndexSpaceError for
-    anything else than a 1-D tensor of int32 or int64, and for a wrapper of another space.
-    """
+    """Return ``ids``, an int64 or int32 ``(n,)`` tensor, as int64 (not copied), or raise
+    IndexSpaceError: int32 is widened first, so that no later product can wrap."""
     found = as_id_tensor(ids, what)
     if found.dim() != 1:
         raise IndexSpaceError(
@@ -71,13 +67,11 @@ class WidenedSlots:
     """The slots of consecutive positions ``start .. start+n-1`` of one request.
 
     Args:
-        ids: int64 ``(n,)`` (int32 is widened); as read from ``req_to_token``. int64 ids are not
-            copied, so a later write to them is a write to these slots.
+        ids: int64 ``(n,)`` (int32 is widened), as read from ``req_to_token``; not copied.
         start: position of ``ids[0]`` in the request, unit tokens.
 
-    Not an index: ``pool.buffer[:, slots]`` is refused. Call ``localize(slots, layout, rank)``.
-    Errors: IndexSpaceError for a wrong dtype or shape, or a negative start. The values of the ids
-    are looked at by ``localize``, where the bounds are known.
+    Not an index: ``pool.buffer[:, slots]`` is refused. Call ``localize(slots, layout, rank)``,
+    which looks at the values, since it knows their bounds.
     """
 
     ids: Tensor
@@ -133,7 +127,6 @@ class WidenedSlots:
         return f"WidenedSlots({listed(self.ids)}, start={self.start})"
 
     def _repr_html_(self) -> str:
-        """The ids by position, for a notebook cell; waits for nothing."""
         count: object = self.ids.shape[0]  # symbolic where the shape is
         end = span(self.start, self.start + count) if isinstance(count, int) else f"{count} of them"
         told = facts(
@@ -151,11 +144,9 @@ class WidenedSlots:
 class PhysicalRows:
     """Rows of one rank's buffer and, for each, the element of the run that it came from.
 
-    ``ids`` int64 ``(m,)`` rows; ``rank`` the only rank whose pool takes them; ``layout`` the layout
-    they were made for; ``start`` and ``positions`` the run they came from (all ranks together hold
-    its positions). Made by ``localize``, by a pool with a page table (``resolved_at``: the edition
-    they are good for, else None), or by ``assume_physical``; a changed copy
-    (``dataclasses.replace``) is refused as raw ids are.
+    ``ids`` int64 ``(m,)``; ``rank`` and ``layout`` whose pool takes them; ``start`` and
+    ``positions`` of the run, which all ranks together hold. Made by ``localize``, by a pool with a
+    page table (``resolved_at``: the edition they are good for), or by ``assume_physical``.
     """
 
     ids: Tensor
@@ -206,10 +197,7 @@ class PhysicalRows:
 
     @classmethod
     def assume_physical(cls, ids: Tensor, layout: DcpLayout, rank: int) -> "PhysicalRows":
-        """Declare that ``ids`` are rows of ``rank``: the explicit, greppable unwrap.
-
-        Checked: dtype, shape, and ``0 <= id < layout.row_end``. Errors: IndexSpaceError.
-        """
+        """Declare that ``ids`` are rows of ``rank``, in bounds: the explicit, greppable unwrap."""
         rows = as_ids(ids, "rows")
         layout.shard(rank)
         require_within(rows, 0, layout.row_end, "row", "a widened slot must be localized first")
@@ -224,7 +212,6 @@ class PhysicalRows:
         )
 
     def _repr_html_(self) -> str:
-        """The rows by position, and their pages, for a notebook cell; waits for nothing."""
         lay = self.layout
         told: list[tuple[str, object]] = [
             ("rows", f"{length(self.ids)} of {self.positions:,} positions"),
@@ -257,9 +244,8 @@ def make_rows(
     slots: WidenedSlots,
     resolved_at: int | None = None,
 ) -> PhysicalRows:
-    """``PhysicalRows`` of a run that the caller has localized itself (package-internal).
-
-    ``source`` None: slots and positions of the run agree about the owner."""
+    """``PhysicalRows`` of a run that the package has localized; ``source`` None: slots and
+    positions agree about the owner."""
     run = (slots.start, int(slots.ids.shape[0]))
     return PhysicalRows(ids, source, rank, layout, *run, resolved_at, _FROM_LOCALIZE)
 
@@ -274,7 +260,7 @@ def bounds(ids: Tensor) -> tuple[int, int]:
 
 
 def require_within(ids: Tensor, low: int, end: int, what: str, instead: str) -> None:
-    """Raise IndexSpaceError unless every id lies in ``[low, end)``. Cost: one read of the ids."""
+    """Raise IndexSpaceError unless every id lies in ``[low, end)``."""
     if ids.numel() == 0:
         return
     least, most = bounds(ids)

@@ -1,9 +1,8 @@
 """Upstream's functions over ids: filters, block tables, writes, moves, virtual pages.
 
 The filters stay in the widened space, the block tables name pages; the division into rows happens
-once, later. A move of a token's row stays on its rank only if source and target slot have one
-owner. A unified pool has a page table between allocator and buffer: ids are sharded first, on the
-virtual ids, and looked up second; in the other order the owner comes from the wrong number.
+once, later. A unified pool has a page table between allocator and buffer: ids are sharded first and
+looked up second; in the other order the owner comes from the wrong number.
 
 Worked example, c=2, page_size=2 (W = 4): the row [8, 9, 10, 11, 20, 21, 22, 23] of ``req_to_token``
 gives the block table [2, 5], one page of 2 rows for 4 slots. A replicated indexer cache holds every
@@ -36,9 +35,8 @@ def filter_dcp_local_chunk_kv_indices(
 ) -> Tensor:
     """The owned ids of joined per-request chunks, still widened: int64 ``(m,)``.
 
-    ``ids`` joins one run a request; run i covers positions ``starts[i] .. starts[i]+lens[i]-1``.
-    Chunk starts are seldom multiples of c, so each run has its own phase. Errors: LayoutError when
-    the lengths do not add up to the ids, IndexSpaceError when a run disagrees with its positions.
+    Run i covers positions ``starts[i] .. starts[i]+lens[i]-1``, and is refused when it disagrees
+    with them. Chunk starts are seldom multiples of c, so each run has its own phase.
     """
     ids = as_ids(ids, "ids")
     if len(starts) != len(lens):
@@ -83,11 +81,7 @@ def dcp_local_kv_block_table(loc_rows: Tensor, page_size: int, dcp_size: int) ->
 
 
 def slots_of_blocks(blocks: Tensor, widened_page_size: int, tokens: int) -> Tensor:
-    """The slots of positions ``0 .. tokens-1`` of a block table: int64 ``(tokens,)``.
-
-    Errors: LayoutError for more tokens than the table has room for; IndexSpaceError for a hole (-1)
-    among the blocks that hold them.
-    """
+    """The slots of positions ``0 .. tokens-1`` of a block table: int64 ``(tokens,)``."""
     require_int("widened_page_size", widened_page_size, 1, "slots of one block over all ranks")
     require_int("tokens", tokens, 0, "a token count")
     blocks = as_ids(blocks, "blocks")
@@ -108,11 +102,8 @@ def remap_dcp_write_locations_fixed_shape(ids: Tensor, shard: Shard) -> Tensor:
 
 
 def plan_dcp_owner_write(ids: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """Which elements of ``ids`` this rank writes, and into which rows: two int64 ``(m,)``.
-
-    Over all ranks the elements partition ``range(n)``. The shape depends on the values: not for a
-    captured graph.
-    """
+    """Which elements of ``ids`` this rank writes, and into which rows: two int64 ``(m,)``. Over all
+    ranks the elements partition ``range(n)``."""
     elements = owned_elements(ids, shard)
     return elements, shard.row(as_ids(ids, "ids")[elements])
 
@@ -130,9 +121,8 @@ def remap_dcp_local_topk_indices(topk: Tensor, shard: Shard) -> Tensor:
 
 
 def localize_move(target: Tensor, source: Tensor, shard: Shard) -> tuple[Tensor, Tensor]:
-    """The rows that the rank moves: (to, from), int64 ``(m,)`` each.
+    """The rows that the rank moves: (to, from), int64 ``(m,)`` each; a pair has one owner.
 
-    Errors: IndexSpaceError when a pair has two owners: that would be a transfer between ranks.
     Source: ``move_kv_cache`` upstream, which indexes raw (issue 31218).
     """
     target, source = as_ids(target, "target"), as_ids(source, "source")
@@ -157,10 +147,8 @@ def localize_move(target: Tensor, source: Tensor, shard: Shard) -> tuple[Tensor,
 
 
 def require_targets_once(target: Tensor) -> None:
-    """Raise IndexSpaceError when a slot is named twice among the targets of a move, int64 ``(n,)``.
-
-    Which of its two sources the slot would hold afterwards is not defined.
-    """
+    """Refuse a slot that is named twice among the targets of a move: which of its two sources it
+    would hold is not defined."""
     ordered, at = torch.sort(target, stable=True)
     twice = torch.nonzero(ordered[1:] == ordered[:-1]).flatten()
     if len(twice):
@@ -177,19 +165,14 @@ def localize_virtual(
     """(elements, physical rows) of widened virtual ids: shard first, then look the page up.
 
     ``v2p`` int64 ``(pages,)`` maps virtual page to physical page, entry 0 is the padding page, -1 a
-    page that is not mapped. Errors: as ``look_up_rows``. Source: SGLang PR 36890 (the other order
-    reads wrong rows).
+    page that is not mapped. Source: SGLang PR 36890 (the other order reads wrong rows).
     """
     elements, rows = plan_dcp_owner_write(ids, shard)
     return elements, look_up_rows(rows, v2p, page_size)
 
 
 def look_up_rows(rows: Tensor, v2p: Tensor, page_size: int) -> Tensor:
-    """Physical rows of virtual rows (already sharded): ``v2p[row // P] * P + row % P``.
-
-    Errors: IndexSpaceError for a row whose page lies outside the table, is not mapped, or has rows
-    that exceed int64.
-    """
+    """Physical rows of virtual rows (already sharded): ``v2p[row // P] * P + row % P``."""
     require_int("page_size", page_size, 1, "rows of one page")
     rows, v2p = as_ids(rows, "virtual rows"), as_ids(v2p, "v2p")
     end = len(v2p) * page_size

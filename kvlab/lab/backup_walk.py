@@ -1,21 +1,14 @@
 """Backup and restore of one request, step by step on real pools, with the fix and without it.
 
-    0 before    1 backed up    2 freed    3 pages reused    4 room again    5 restored
-
 Requests fill a small pool of real rows that name their request and position. The newest, the
 victim, is backed up and freed; a newcomer takes its pages; the oldest finishes, and the backup is
 restored into the pages that it leaves. After each step every row of every rank is read, and every
 row of every host copy that is not consumed yet.
-
-Worked example, c=2, P=2, 3 positions, with the fix: the victim holds page 3, slots 12, 13, 14. Rank
-0 saves positions 0 and 2 from rows 6 and 7, rank 1 position 1 from row 6. Restored into page 1 they
-lie in rows 2 and 3, and in row 2. Without the fix each rank saves three rows, those that the three
-slots name.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import pandas as pd
 from torch import Tensor
@@ -30,7 +23,7 @@ from kvlab.lab.crash import (
     requests_at_low_use,
     saved_rows,
 )
-from kvlab.memory import HostTransfer, PendingCopy
+from kvlab.memory import HostTransfer, KvBackup, PendingCopy
 
 STEPS = ("before", "backed up", "freed", "pages reused", "room again", "restored")
 #: The steps of ``BackupWalk.table``, and what it calls them.
@@ -146,9 +139,12 @@ def _walk(node: CrashNode) -> BackupWalk:
             words = told if name == STEPS[1] else f"Not reached. {told}"
             steps.append(Step(name, words, steps[0].cells, failed=True))
         return BackupWalk(node.layout, victim, old, None, pd.DataFrame(), tuple(steps))
-    kept: list[Any] = [] if isinstance(node.cells, CellsBeforeFix) else backups
+    kept: list[KvBackup] = [] if isinstance(node.cells, CellsBeforeFix) else backups
     copies = pd.DataFrame(
-        [{"rank": x.rank, "rows": x.rows, "bytes": x.nbytes, "sum": x.checksum} for x in kept]
+        [
+            {"rank": i, "rows": x.rows, "bytes": x.kv.nbytes, "sum": x.checksum}
+            for i, x in enumerate(kept)
+        ]
     )
     host += [named(rows, rank) for rank, rows in enumerate(saved_rows(backups))]
     saved = ", ".join(str(len(rows)) for rows in host)
@@ -213,7 +209,6 @@ class LateTransfer(HostTransfer):
         return copy
 
     def before_write(self) -> None:
-        """Whatever is in flight has to be read first."""
         for copy in self._late:
             copy.settle()
         self._late.clear()

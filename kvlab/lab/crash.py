@@ -3,10 +3,6 @@
 A node is filled with requests whose rows carry (request, position). The victim of the node's own
 rule is backed up on every rank and freed; its pages are reused, and it is restored into new slots.
 
-``full``: the pool is full; the victim owns high pages, its ids are past the buffer, and before the
-fix the first copy fails. ``low``: few pages are used, and the victim reused low ones; every id is
-in range, but the rows saved belong to other tokens, and the restore overwrites others' rows.
-
 Source: SGLang issue 38645; ``MLATokenToKVPool.get_cpu_copy`` before PR 39487.
 """
 
@@ -59,7 +55,6 @@ class CellsBeforeFix(FingerprintCells):
     """Backup and restore use widened ids as rows. Errors: CopyError where one is no row."""
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[Any]:
-        """What ``copy_out`` gives on each rank."""
         made = []
         for pool in self.pools:
             try:
@@ -69,7 +64,6 @@ class CellsBeforeFix(FingerprintCells):
         return made
 
     def restore(self, rid: int, backups: list[Any], slots: WidenedSlots) -> None:
-        """``copy_in`` on each rank."""
         for pool, copy in zip(self.pools, backups, strict=True):
             copy_in(pool.buffer, copy, slots.ids)
 
@@ -113,7 +107,6 @@ class CrashNode:
         return min(self.rows, key=lambda rid: victim_key(-rid, self.tokens, rid))
 
     def pages(self, rid: int) -> tuple[int, ...]:
-        """The widened pages of a request, ascending."""
         return tuple(torch.unique(self.slots(rid).ids // self.allocator.page_size).tolist())
 
     def admit(self, rid: int) -> None:
@@ -123,7 +116,6 @@ class CrashNode:
         self.cells.write(torch.full_like(positions, rid), positions, slots.ids)
 
     def take(self, rid: int) -> WidenedSlots:
-        """Slots and a table row for a request, nothing written."""
         ids = self.allocator.alloc_extend(0, self.tokens)
         row = self.table.alloc()
         if ids is None or row is None:
@@ -136,11 +128,9 @@ class CrashNode:
         return self.slots(rid)
 
     def slots(self, rid: int) -> WidenedSlots:
-        """The slots of a request that runs."""
         return self.table.slots(self.rows[rid])
 
     def give_up(self, rid: int) -> None:
-        """Free a request's pages and row; its rows are overwritten."""
         slots = self.slots(rid)
         self.cells.release(rid, slots)
         self.allocator.free(slots.ids)
@@ -205,7 +195,9 @@ class CrashStudy:
 
     Args:
         layout: pool and DCP size.
-        regime: "full" fills the pool before the retraction, "low" uses its lowest pages only.
+        regime: "full": the victim owns high pages, its ids are past the buffer, and before the fix
+            the first copy fails; "low": few pages are used and every id is in range, but the rows
+            saved belong to other tokens, and the restore overwrites others' rows.
         code: "before" or "after" the fix.
         same_slots: restore into the very slots that were given up, instead of new ones.
         tokens_per_request: cached positions of each request; None takes two and a half pages.
@@ -258,7 +250,6 @@ class CrashStudy:
         return 2 * self.layout.widened_page_size + self.layout.widened_page_size // 2 + 1
 
     def run(self) -> "CrashResult":
-        """Fill, retract, reuse, restore; what each rank's rows then hold."""
         low = self.regime == "low"
         node = CrashNode(
             self.layout, self.requests, self.tokens, self.device, code=self.code, reuse_low=low
@@ -312,7 +303,6 @@ class CrashResult:
     self_consistent: bool | None = None
 
     def wrong(self) -> int:
-        """Positions of the victim whose row is not right after the restore."""
         return int((self.restored["verdict"] != "right").sum()) if len(self.restored) else 0
 
     def wrong_by_rank(self) -> pd.DataFrame:
@@ -322,12 +312,9 @@ class CrashResult:
         return table.reset_index()
 
     def summary(self) -> dict[str, object]:
-        """A flat row: what was tried, what happened."""
         return {
             "dcp_size": self.study.layout.dcp_size,
-            "regime": self.study.regime,
-            "code": self.study.code,
-            "same_slots": self.study.same_slots,
+            **{name: getattr(self.study, name) for name in ("regime", "code", "same_slots")},
             "victim": self.victim,
             "victim_pages": list(self.victim_pages),
             "error": self.error,

@@ -42,7 +42,6 @@ class ChildResult:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines."""
         return self.output[-6:]
 
 

@@ -38,7 +38,6 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """The sentence with its values filled in."""
         return self.sentence.format(**self.values)
 
 

@@ -1,10 +1,9 @@
 """The points of a study: made on all cores, and kept in a folder so that a killed study goes on.
 
-A point's key is the hash of all that decides its values: its facts, the package's sources, versions
-of libraries. Its file: a line with the SHA-256 of key and content, then an ``.npz`` (no pickle).
-
     work = {point_key(c): partial(simulate_point, c) for c in (1, 2, 4)}
     rows = finished(work, keep=Keep(Path("build/rows")))     # {key: {"retractions": 8, ...}}
+
+A point's file is a line with the SHA-256 of key and content, then an ``.npz`` (never pickled).
 """
 
 import hashlib
@@ -48,7 +47,8 @@ def code_digest(package: Path = Path(kvlab.__file__).parent) -> str:
 
 
 def point_key(*facts: object) -> str:
-    """The key of a point: 32 hex digits over its facts (as JSON) and ``code_digest``."""
+    """The key of a point: 32 hex digits over all that decides its values, its facts (as JSON) and
+    ``code_digest``."""
     text = json.dumps([code_digest(), *facts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
@@ -79,7 +79,6 @@ class Keep:
             return {name: x if x.ndim else x.item() for name, x in kept.items()}
 
     def write(self, key: str, values: Values) -> None:
-        """Keep a point. Errors: StudyError."""
         if self.folder is not None:
             content = io.BytesIO()
             np.savez(content, allow_pickle=False, **values)

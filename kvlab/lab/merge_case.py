@@ -1,11 +1,8 @@
 """One merge of partial attention outputs, with what each rank reports: right, and as it was done.
 
-Rank r attends over its own keys and reports ``out_r`` and ``lse_r``. A rank without keys has no
-lse, and backends report -inf, +inf, NaN or 0 for it; some report in base 2 what others read in
-nats. Here ``out_r`` is r + 1, so that the merged output says whose share it is.
-
-Worked example: lse ln 2 and ln 8 weigh 0.2 and 0.8, so 1 and 2 merge to 1.8. Taken in base 2 the
-same lse are 1 and 3, which weigh 0.1192 and 0.8808.
+A rank without keys has no lse, and backends report -inf, +inf, NaN or 0 for it; some report in base
+2 what others read in nats. ``out`` of rank r is r + 1: the merged output says whose share it is.
+Lse ln 2 and ln 8 weigh 0.2 and 0.8, so 1 and 2 merge to 1.8; in base 2 they weigh 0.12 and 0.88.
 """
 
 import math

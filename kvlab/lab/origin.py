@@ -73,7 +73,6 @@ class Origin:
         return " · ".join(made) + "\n" + " · ".join([*tools, self.device, self.created])
 
     def as_dict(self) -> dict[str, Value]:
-        """The same facts as plain values for JSON."""
         return asdict(self)
 
 

@@ -74,7 +74,6 @@ class OwnerStudy:
         return tuple(range(1, min(need, self.layout.num_pages) + 1))
 
     def table(self) -> "pd.DataFrame":
-        """The columns as a frame, one row a position."""
         import pandas as pd
 
         return pd.DataFrame(self.columns())

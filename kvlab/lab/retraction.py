@@ -21,14 +21,12 @@ from kvlab.memory.geometry import gib
 GIB = 2**30
 #: The columns that every table of this study has, in this order, before the others.
 COLUMNS = (
-    "dcp_size",
-    "budget_gib",
-    "capacity_tokens",
-    "requests",
-    "retractions",
-    "retracted_tokens",
-    "aborted",
-    "backup_gib",
+    *("dcp_size", "budget_gib", "capacity_tokens", "requests", "retractions", "retracted_tokens"),
+    *("aborted", "backup_gib"),
+)
+_OTHERS = (
+    *("finished", "forwards", "decode_tokens", "resumed", "declined_backups", "recomputed_tokens"),
+    *("peak_pages", "peak_running", "peak_host_gib", "num_pages", "label"),
 )
 Model = str | ModelGeometry
 
@@ -180,27 +178,17 @@ def _point(study: RetractionStudy, dcp_size: int, budget: float) -> Values:
     config = study.config(dcp_size, budget)
     done = simulate(study.workload, config).counters
     # A retracted request holds KV for all its tokens but the newest.
-    given_back = (
-        done.retracted_input_tokens + done.retracted_output_tokens - done.retracted_requests
-    )
-    return {
+    given_back = done.retracted_input_tokens + done.retracted_output_tokens
+    found: Values = asdict(done) | {
         "dcp_size": dcp_size,
         "budget_gib": budget,
         "capacity_tokens": config.layout.capacity_tokens,
-        "requests": done.requests,
         "retractions": done.retracted_requests,
-        "retracted_tokens": given_back,
-        "aborted": done.aborted,
+        "retracted_tokens": given_back - done.retracted_requests,
         "backup_gib": done.backup_bytes / GIB,
-        "finished": done.finished,
-        "forwards": done.forwards,
-        "decode_tokens": done.decode_tokens,
         "resumed": done.resumed_requests,
-        "declined_backups": done.declined_backups,
-        "recomputed_tokens": done.recomputed_tokens,
-        "peak_pages": done.peak_pages,
-        "peak_running": done.peak_running,
         "peak_host_gib": done.peak_host_tokens * config.token_bytes / GIB,
         "num_pages": config.layout.num_pages,
         "label": "simulated",
     }
+    return {name: found[name] for name in (*COLUMNS, *_OTHERS)}

@@ -1,12 +1,8 @@
 """From the events of a run to intervals: who waited, ran, or sat on the host, and when.
 
-A step's arrivals, resumptions, admissions and retractions come before its forward, finishes after
-it, so in half-open spans of steps who is admitted at step 3 and finishes in the forward of step 5
-runs in [3, 6).
-
-Worked example, 6 prompt and 4 output tokens, alone: it arrives and is admitted at step 0 with 6 KV
-tokens, and each forward adds one. The prefill made its first token, so three forwards make the
-others: it runs in [0, 3) and ends with 9 KV tokens.
+Spans of steps are half open: who is admitted at step 3 and finishes in the forward of step 5 runs
+in [3, 6). Example, 6 prompt and 4 output tokens, alone: admitted at step 0 with 6 KV tokens; the
+prefill made its first token and each forward adds one, so it runs in [0, 3) and ends with 9.
 """
 
 from collections.abc import Iterable
@@ -138,7 +134,6 @@ class NodeWalk:
 
     @property
     def steps(self) -> int:
-        """Steps of the run."""
         return len(self.fill)
 
     def at(self, step: int) -> dict[str, object]:

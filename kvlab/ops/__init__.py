@@ -1,10 +1,9 @@
 """One entry an op: the torch reference, or its Triton twin, chosen by where the tensors are.
 
-``SPECS`` says for every op what its axes mean, how inputs are made, what is compared and how many
-bytes must move; tests and the benchmark walk through it. ``status()`` says what serves here and
-why. Triton is optional: without it torch serves everything.
+``SPECS`` says of every op how inputs are made, what is compared and how many bytes must move.
+Triton is optional.
 
-Worked example: ``localize_run(torch.tensor([8, 9, 10, 11]), Shard(2, rank=1))`` is
+``localize_run(torch.tensor([8, 9, 10, 11]), Shard(2, rank=1))`` is
 ``tensor([4, 5])`` on every device; on a GPU with Triton one kernel made it.
 """
 

@@ -1,12 +1,8 @@
 """Which of two implementations serves an op: the torch reference, or its Triton twin.
 
-The tensors decide. CUDA tensors go to Triton when it can be imported, all else to torch; a caller
-may ask for one by name. Triton's interpreter (``TRITON_INTERPRET=1`` in the environment before the
-kernels are first imported) runs the twins on CPU tensors, slowly: that is how they are tested where
-there is no GPU, so it is served when asked for by name and never chosen.
-
-Worked example, a machine without Triton: ``choose(None, ids)`` is "torch" for any ``ids``, and
-``choose("triton", ids)`` raises with the reason that ``status().why`` gives too.
+CUDA tensors go to Triton when it can be imported, all else to torch; a caller may ask for one by
+name. Triton's interpreter (``TRITON_INTERPRET=1`` before the kernels are first imported) runs the
+twins on CPU tensors, slowly: it is served when asked for by name and never chosen.
 """
 
 from dataclasses import dataclass
@@ -54,21 +50,21 @@ def status() -> OpsStatus:
             f"in its CPU interpreter, and only when they are asked for by name"
         )
     elif not devices:
-        why = (
-            f"torch serves every op: no CUDA device is here; triton {version} would serve tensors "
-            f"on one"
-        )
+        why = f"torch serves every op: no CUDA device is here; triton {version} would serve one"
     else:
         why = f"triton {version} serves CUDA tensors, torch all others"
     return OpsStatus(torch.__version__, version, devices, simulated, backend, why)
 
 
 def choose(backend: Backend | None, *tensors: Tensor) -> Backend:
-    """The backend of an op on these tensors. Errors: BackendError, see the module's head.
-
-    Also for tensors on more than one device.
-    """
-    device = _one_device(tensors)
+    """The backend of an op on these tensors. Errors: BackendError."""
+    device = tensors[0].device
+    other = next((tensor.device for tensor in tensors if tensor.device != device), None)
+    if other is not None:
+        raise BackendError(
+            f"the tensors of one op must be on one device: got one on {device} and one on {other}; "
+            f"move them with .to()"
+        )
     if backend is None:
         usable = device.type == "cuda" and _triton()[0] is not None and not interpreted()
         return "triton" if usable else "torch"
@@ -111,14 +107,3 @@ def _triton() -> tuple[str | None, str]:
         return None, f"triton cannot be imported ({error})"
     except Exception as error:  # something under it is broken: torch serves all the same
         return None, f"triton cannot be imported ({type(error).__name__}: {error})"
-
-
-def _one_device(tensors: tuple[Tensor, ...]) -> torch.device:
-    device = tensors[0].device
-    for tensor in tensors[1:]:
-        if tensor.device != device:
-            raise BackendError(
-                f"the tensors of one op must be on one device: got one on {device} and one on "
-                f"{tensor.device}; move them with .to()"
-            )
-    return device

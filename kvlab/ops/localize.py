@@ -1,11 +1,7 @@
 """Localize on either backend: a run, ids in any order, lists of a top-k.
 
-In a run where slot and position agree about the owner, which elements a rank holds follows from the
-position alone (``Shard.elements``), so the shape of the result needs no look at the ids, and the
-host waits for no device.
-
-Worked example, c=2, I=2, start=3, 5 positions 3 4 5 6 7: rank 1 owns 3, 6 and 7, elements
-[0, 3, 4]; ``held(8) - held(3) = 4 - 1 = 3``.
+Which elements of a run a rank holds follows from the position alone (``Shard.elements``), so the
+shape of the result needs no look at the ids, and the host waits for no device.
 """
 
 from torch import Tensor
@@ -22,13 +18,8 @@ def localize_run(
 ) -> Tensor:
     """The rows that the rank holds of a run of consecutive positions: int64 ``(m,)``, fresh.
 
-    Args:
-        ids: int64 ``(n,)`` (int32 is widened), slots of positions ``start .. start+n-1``.
-        start: position of ``ids[0]``.
-
-    No synchronization, and no check: of a run that does not agree with its positions the answer is
-    silently wrong. Cost: 8n/c bytes read and 8n/c written. Errors: LayoutError for a bad start;
-    IndexSpaceError for other than int ids; BackendError.
+    ``ids`` int64 ``(n,)``, slots of positions ``start .. start+n-1``. No synchronization, and no
+    check: of a run that does not agree with its positions the answer is silently wrong.
     """
     ids = as_ids(ids, "ids")
     require_int("start", start, 0, "the position of ids[0]")
@@ -45,8 +36,7 @@ def localize_fixed_shape(
 ) -> Tensor:
     """The row of each owned id, ``hole`` elsewhere: int64, the shape ``(n,)`` of ``ids``.
 
-    Negative ids are holes on every rank. No synchronization; a CUDA graph can capture it. Errors:
-    as ``kvlab.index.localize_fixed_shape``, which is the reference; BackendError.
+    Negative ids are holes on every rank. No synchronization; a CUDA graph can capture it.
     """
     ids = as_ids(ids, "ids")
     if choose(backend, ids) == "torch":
@@ -60,8 +50,7 @@ def localize_fixed_shape(
 def remap_topk(topk: Tensor, shard: Shard, *, backend: Backend | None = None) -> Tensor:
     """Global top-k ids to this rank's rows, survivors in front in their order, then -1.
 
-    ``topk`` int64 or int32 ``(..., k)``; same shape out, int64. No synchronization. Errors: as
-    ``kvlab.index.remap_dcp_local_topk_indices``, which is the reference; BackendError.
+    ``topk`` int64 or int32 ``(..., k)``; same shape out, int64. No synchronization.
     """
     topk = as_id_tensor(topk, "topk")
     if topk.dim() == 0 or choose(backend, topk) == "torch":

@@ -1,9 +1,6 @@
 """Merge the ranks' partial attention outputs: as ``kvlab.attn``, and by one kernel on CUDA.
 
-The reference writes c weights, c selected outputs and their sum, and reads each again; the twin
-reads the c partials once and writes the result once, which is all that has to move.
-
-Worked example: see ``kvlab.attn``; Z = 2 and 8 with outputs 1 and 0 merge to 0.2.
+The twin reads the c partials once and writes the result once, which is all that has to move.
 """
 
 from collections.abc import Sequence
@@ -23,7 +20,6 @@ def merge_stacked(out: Tensor, lse: Tensor, *, backend: Backend | None = None) -
     """As ``kvlab.attn.merge_stacked``: ``out`` ``(c, ..., d)``, ``lse`` ``(c, ...)`` in nats.
 
     float64, fp8, and tensors whose gradient is wanted are merged by torch whatever the backend.
-    Cost of the twin: c partials read, one written. Errors: as the reference; BackendError.
     """
     served = out.dtype in _TAKEN and lse.dtype in _TAKEN
     graded = torch.is_grad_enabled() and (out.requires_grad or lse.requires_grad)

@@ -1,15 +1,9 @@
 """Copy rows of all layers in one call, and sum them on the way: the one row copy there is.
 
 A request's rows, over all layers, are one flat list: flat row ``f`` is row ``rows[f % m]`` of layer
-``f // m``. A copy of flat rows ``begin .. end-1`` is what one staging buffer holds of it. Rows that
-come in whole pages move page by page, the ragged rest row by row; bytes move as words, the widest
-integer that divides a row. Each block of rows is summed while it is in the cache, and the sums make
-the checksum of a backup, so a copy needs no second read for it. The sums find a changed, lost or
-doubled element and any exchange of blocks or layers; not an exchange of rows within one block.
-
-Worked example, 2 layers, rows [4, 5, 9], m = 3: flat rows 2 .. 4 are row 9 of layer 0, then rows 4
-and 5 of layer 1. With ``block_rows`` 2 a layer has blocks [4, 5] and [9]; this copy adds to
-``sums[0, 1]`` and ``sums[1, 0]``.
+``f // m``; a staging buffer holds flat rows ``begin .. end-1``. Rows in whole pages move page by
+page, the ragged rest row by row, as words, and each block of rows is summed while it is in the
+cache. Sums find a changed, lost or doubled element and any exchange of blocks or layers.
 """
 
 from math import gcd
@@ -42,17 +36,13 @@ def gather_rows(
     """Copy flat rows ``begin .. end-1`` of ``buffer`` into ``out``; add their sums to ``sums``.
 
     Args:
-        buffer: ``(L, R, e)``, contiguous.
+        buffer: ``(L, R, e)``; out: ``(end - begin, e)``; contiguous, of one dtype and device.
         rows: int64 ``(m,)`` in ``[0, R)``; the reference looks at them, the twin does not.
-        out: ``(end - begin, e)``, contiguous, same dtype and device.
         begin, end: flat rows; end None means ``L * m``.
         sums: int64 ``(L, ceil(m / block_rows))``, added to, wrapping; None: nothing is summed.
-        block_rows: rows that are summed together.
-        page_size: rows of a page.
 
-    The twin is one launch and does not synchronize. Cost: (end - begin) rows read, as many written.
-    Errors: LayoutError for shapes, types, or a range that do not fit; IndexSpaceError for a row
-    that the buffer lacks, or of another type; BackendError.
+    The twin is one launch and does not synchronize. Errors: LayoutError for what does not fit;
+    IndexSpaceError for a row that the buffer lacks; BackendError.
     """
     _copy(buffer, rows, out, (begin, end), sums, block_rows, page_size, backend, to_buffer=False)
 
@@ -130,14 +120,46 @@ def _copy(
     *,
     to_buffer: bool,
 ) -> None:
-    begin, end = _require(buffer, rows, flat, span, sums, block_rows, page_size)
+    if min(block_rows, page_size) < 1:
+        require_int("block_rows", block_rows, 1, "rows that are summed together")
+        require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
+    for name, tensor, shape, dims in (
+        ("buffer", buffer, "(layers, rows, elements)", 3),
+        ("the copy", flat, "(flat rows, elements)", 2),
+    ):
+        if tensor.dim() != dims or not tensor.is_contiguous():
+            raise LayoutError(
+                f"{name} must be {shape} and contiguous: got {tuple(tensor.shape)} with strides "
+                f"{tensor.stride()}"
+            )
+    if rows.dtype != torch.int64 or not rows.is_contiguous():
+        as_ids(rows, "rows")
+        raise LayoutError(f"rows must be contiguous int64: got {rows.dtype}, {rows.stride()}")
+    whole, (begin, stop) = buffer.shape[0] * len(rows), span
+    end = whole if stop is None else stop
+    if not 0 <= begin <= end <= whole:
+        raise LayoutError(
+            f"flat rows must lie in [0, {whole}), {buffer.shape[0]} layers of {len(rows)} rows: "
+            f"got [{begin}, {end}); shorten the range"
+        )
+    want = (end - begin, buffer.shape[2])
+    if tuple(flat.shape) != want or flat.dtype != buffer.dtype:
+        raise LayoutError(
+            f"the copy of flat rows [{begin}, {end}) must be {want} of {buffer.dtype}: got "
+            f"{tuple(flat.shape)} of {flat.dtype}"
+        )
+    blocks = (buffer.shape[0], -(-len(rows) // block_rows))
+    if sums is not None and (tuple(sums.shape) != blocks or sums.dtype != torch.int64):
+        raise LayoutError(
+            f"sums must be contiguous int64 {blocks}, a layer and a block of {block_rows} rows "
+            f"each: got {sums.dtype} {tuple(sums.shape)}"
+        )
     given = [buffer, rows, flat] if sums is None else [buffer, rows, flat, sums]
     if (buffer.is_cuda or backend is not None) and choose(backend, *given) == "triton":
         from kvlab.ops.kernels import rows as twin
 
-        twin.copy_rows(
-            buffer, rows, flat, begin, end, sums, block_rows, page_size, to_buffer=to_buffer
-        )
+        how = (sums, block_rows, page_size)
+        twin.copy_rows(buffer, rows, flat, begin, end, *how, to_buffer=to_buffer)
         return
     require_within(rows, 0, buffer.shape[1], "row", "the buffer has no such row")
     words, copy = as_words(buffer), as_words(flat)
@@ -182,53 +204,3 @@ def _blocks(m: int, begin: int, end: int, block_rows: int) -> list[tuple[int, in
         found.append((layer, block, row, stop, at - begin))
         at += stop - row
     return found
-
-
-def _require(
-    buffer: Tensor,
-    rows: Tensor,
-    flat: Tensor,
-    span: tuple[int, int | None],
-    sums: Tensor | None,
-    block_rows: int,
-    page_size: int,
-) -> tuple[int, int]:
-    """The range, after every check that the shapes allow."""
-    if min(block_rows, page_size) < 1:
-        require_int("block_rows", block_rows, 1, "rows that are summed together")
-        require_int("page_size", page_size, 1, "rows of one page in one rank's buffer")
-    for name, tensor, dims in (("buffer", buffer, 3), ("the copy", flat, 2)):
-        if tensor.dim() != dims or not tensor.is_contiguous():
-            shape = "(layers, rows, elements)" if dims == 3 else "(flat rows, elements)"
-            raise LayoutError(
-                f"{name} must be {shape} and contiguous: got {tuple(tensor.shape)} with strides "
-                f"{tensor.stride()}; use .contiguous()"
-            )
-    if rows.dtype != torch.int64 or not rows.is_contiguous():
-        as_ids(rows, "rows")
-        raise LayoutError(
-            f"rows must be contiguous int64: got {rows.dtype} with strides {rows.stride()}; "
-            f"use rows.to(torch.int64).contiguous()"
-        )
-    whole, (begin, stop) = buffer.shape[0] * len(rows), span
-    end = whole if stop is None else stop
-    if not 0 <= begin <= end <= whole:
-        raise LayoutError(
-            f"flat rows must lie in [0, {whole}), {buffer.shape[0]} layers of {len(rows)} rows: "
-            f"got [{begin}, {end}); shorten the range"
-        )
-    want = (end - begin, buffer.shape[2])
-    if tuple(flat.shape) != want or flat.dtype != buffer.dtype:
-        raise LayoutError(
-            f"the copy of flat rows [{begin}, {end}) must be {want} of {buffer.dtype}: got "
-            f"{tuple(flat.shape)} of {flat.dtype}; give it that shape"
-        )
-    blocks = (buffer.shape[0], -(-len(rows) // block_rows))
-    if sums is not None and (
-        tuple(sums.shape) != blocks or sums.dtype != torch.int64 or not sums.is_contiguous()
-    ):
-        raise LayoutError(
-            f"sums must be contiguous int64 {blocks}, a layer and a block of {block_rows} rows "
-            f"each: got {sums.dtype} {tuple(sums.shape)}; use torch.zeros"
-        )
-    return begin, end

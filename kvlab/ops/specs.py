@@ -1,15 +1,8 @@
 """What binds a twin to its reference: one spec an op, which tests and the benchmark walk through.
 
-A new op gets a spec here, and sizes in ``tests/ops/sizes.py``. Inputs are made on the host from a
-seed and moved, so that a device gets the numbers that the CPU gets: shuffled pages, holes, garbage
-where an op must write.
-
-Worked example, of the spec of ``remap_topk``:
-
-    sizes = {"lists": 3, "k": 37, "dcp_size": 2, "dcp_rank": 1}
-    inputs = spec.make_inputs(sizes, seed=1, device="cpu")
-    outputs = spec.run(inputs, "torch")  # what the op returns, then what it wrote to
-    spec.bytes_moved(inputs)             # the least that any implementation must move
+A new op gets a spec here, and sizes in ``tests/ops/sizes.py``, where the names of its sizes are
+read. Inputs are made on the host from a seed and moved, so that a device gets the numbers that the
+CPU gets: shuffled pages, holes, garbage where an op must write.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,17 +33,13 @@ class OpSpec:
 
     Args:
         op: the entry, ``op(**inputs, backend=...)``; its name is the spec's.
-        axes: each size in words, with its unit.
-        make: the arguments of ``op``, of sizes and chance; outputs among them hold garbage that the
-            op must replace.
+        make: the arguments of ``op``, of sizes and chance; outputs among them hold garbage.
         bytes_moved: bytes that any implementation must read or write for these inputs.
         changes: names of the inputs that the op writes to.
-        tolerance: 0 where the twin gives the bits of the reference; else the relative and the
-            absolute difference that float32 may show (narrower types: one step of theirs).
+        tolerance: of float32 (narrower types: one step of theirs); 0 asks for equal bits.
     """
 
     op: Callable[..., Any]
-    axes: Mapping[str, str]
     make: Maker
     bytes_moved: Callable[[Inputs], int]
     changes: tuple[str, ...] = ()
@@ -188,79 +177,22 @@ def _ids_with_holes(shape: tuple[int, ...], chance: torch.Generator) -> Tensor:
     return torch.where(torch.rand(shape, generator=chance) < 0.125, -1, ids)
 
 
-_RANKS = {
-    "dcp_size": "ranks that share one request's KV (c)",
-    "dcp_rank": "the rank that asks, 0 .. c-1",
-}
-_TURN = {**_RANKS, "interleave": "consecutive slots that one rank stores (I)"}
-_ROW_AXES = {
-    "layers": "layers of the buffer",
-    "rows": "rows of the request on this rank",
-    "elements": "elements of a row",
-    "dtype": "their type",
-    "page_size": "rows of a page",
-    "block_rows": "rows that are summed together",
-    "shuffled": "1: rows in any order, 0: whole pages in order",
-    "skip": "flat rows left out at either end",
-}
 SPECS: tuple[OpSpec, ...] = (
-    OpSpec(
-        localize_run,
-        {"n": "ids, one a position", "start": "position of the first id", **_TURN},
-        _run_inputs,
-        _run_bytes,
-    ),
-    OpSpec(
-        localize_fixed_shape,
-        {"n": "ids, in any order", **_TURN, "hole": "what stands for an id of another rank"},
-        _fixed_inputs,
-        lambda inputs: 2 * nbytes(inputs["ids"]),
-    ),
-    OpSpec(
-        remap_topk,
-        {"lists": "lists, one a query", "k": "ids of a list", **_TURN},
-        _topk_inputs,
-        lambda inputs: 2 * nbytes(inputs["topk"]),
-    ),
+    OpSpec(localize_run, _run_inputs, _run_bytes),
+    OpSpec(localize_fixed_shape, _fixed_inputs, lambda inputs: 2 * nbytes(inputs["ids"])),
+    OpSpec(remap_topk, _topk_inputs, lambda inputs: 2 * nbytes(inputs["topk"])),
     OpSpec(
         gather_rows,
-        _ROW_AXES,
         partial(_rows_inputs, flat="out"),
         lambda inputs: 2 * nbytes(inputs["out"]),
         ("out", "sums"),
     ),
     OpSpec(
         scatter_rows,
-        _ROW_AXES,
         partial(_rows_inputs, flat="source"),
         lambda inputs: 2 * nbytes(inputs["source"]),
         ("buffer", "sums"),
     ),
-    OpSpec(
-        set_mla_kv_buffer,
-        {
-            **_TURN,
-            "n": "tokens of the step",
-            "d1": "elements without position",
-            "d2": "elements with position",
-            "dtype": "type of the buffer",
-            "bad": "ids that are out of bounds",
-        },
-        _write_inputs,
-        _write_bytes,
-        ("layer",),
-    ),
-    OpSpec(
-        merge_stacked,
-        {
-            "dcp_size": "ranks (c)",
-            "queries": "query tokens",
-            "heads": "heads",
-            "d": "elements of an output",
-            "dtype": "type of the outputs; lse is float32",
-        },
-        _merge_inputs,
-        _merge_bytes,
-        tolerance=1e-5,
-    ),
+    OpSpec(set_mla_kv_buffer, _write_inputs, _write_bytes, ("layer",)),
+    OpSpec(merge_stacked, _merge_inputs, _merge_bytes, tolerance=1e-5),
 )

@@ -1,8 +1,7 @@
 """Write the new tokens of a step into one layer, each on the rank that owns its slot.
 
-Every rank is handed the same ids and the same rows, and stores those whose slot is its own
-(``Shard``). What is not its own is not stored at all; a write of other ranks' rows to a stand-in
-row would cost c times the bytes.
+Every rank is handed the same ids and rows, and stores those whose slot is its own. A write of
+other ranks' rows to a stand-in row would cost c times the bytes.
 
 Worked example, c=2, W=4, ids [4, 5, -1, 2]: rank 0 stores element 0 in row 2, rank 1 element 1 in
 row 2; -1 and slot 2 are padding (below ``first_slot`` 4) and are stored by nobody.
@@ -34,13 +33,10 @@ def set_mla_kv_buffer(
     Args:
         layer: ``(R, d1 + d2)``, contiguous, one layer of this rank's buffer.
         ids: int64 ``(n,)`` (int32 is widened), widened slots, those that are stored distinct.
-        k_nope, k_rope: ``(n, d1)``, ``(n, d2)`` in the dtype of ``layer``, elements of a row
-            adjacent; rows may be strided (slices of one projection).
+        k_nope, k_rope: ``(n, d1)``, ``(n, d2)`` in the dtype of ``layer``; rows may be strided.
         first_slot, slot_end: ids in between are stored by their owner, all others by nobody.
 
-    The twin does not synchronize; the reference selects, which on CUDA does. Cost: 8n bytes and
-    this rank's rows, read and written once. Errors: LayoutError for shapes or types that do not
-    fit, or a buffer without the last row; IndexSpaceError for other than int ids; BackendError.
+    The twin does not synchronize. Errors: LayoutError for what does not fit; BackendError.
     """
     ids = as_ids(ids, "ids")
     _require(layer, ids, k_nope, k_rope)
@@ -66,21 +62,20 @@ def _require(layer: Tensor, ids: Tensor, k_nope: Tensor, k_rope: Tensor) -> None
     if layer.dim() != 2 or not layer.is_contiguous():
         raise LayoutError(
             f"layer must be (rows, elements) and contiguous: got {tuple(layer.shape)} with strides "
-            f"{layer.stride()}; pass one layer of a pool's buffer"
+            f"{layer.stride()}"
         )
     for name, part in (("k_nope", k_nope), ("k_rope", k_rope)):
         if part.dim() != 2 or len(part) != len(ids) or part.dtype != layer.dtype:
             raise LayoutError(
                 f"{name} must be ({len(ids)}, elements) of {layer.dtype}, a row for each id: got "
-                f"{tuple(part.shape)} of {part.dtype}; cast or encode it first"
+                f"{tuple(part.shape)} of {part.dtype}"
             )
         if part.shape[1] > 1 and part.stride(1) != 1:
             raise LayoutError(
-                f"{name} must have the elements of a row adjacent: got strides {part.stride()}; "
-                f"use .contiguous()"
+                f"{name} must have the elements of a row adjacent: got strides {part.stride()}"
             )
     if k_nope.shape[1] + k_rope.shape[1] != layer.shape[1]:
         raise LayoutError(
             f"k_nope and k_rope must make a whole row: got {k_nope.shape[1]} and "
-            f"{k_rope.shape[1]} elements for rows of {layer.shape[1]}; pass both parts"
+            f"{k_rope.shape[1]} elements for rows of {layer.shape[1]}"
         )

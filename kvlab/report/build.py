@@ -24,7 +24,7 @@ from kvlab.engine.workload import load_trace
 from kvlab.files import shipped
 from kvlab.lab.findings import read_findings
 from kvlab.lab.origin import Origin, collect_origin
-from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, execute_all
+from kvlab.report.execute import CELL_TIMEOUT_S, Outcome, execute_all, last_lines
 from kvlab.report.notebook_files import (
     FOLDER,
     PROJECT,
@@ -108,7 +108,7 @@ def build_report(
 
 
 def _make_site(source: Path, out: Path) -> str:
-    """Run Sphinx; return its warnings. Errors: ReportError with its last words."""
+    """Run Sphinx; return its warnings. Errors: ReportError with the cause that it tells."""
     path = [str(PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
     done = subprocess.run(
         [
@@ -120,7 +120,7 @@ def _make_site(source: Path, out: Path) -> str:
         text=True,
     )
     if done.returncode:
-        said = " | ".join(done.stderr.strip().splitlines()[-3:])
+        said = last_lines(done.stderr.partition("\nThe full traceback")[0])
         raise ReportError(f"Sphinx could not make the site of the report: {said}")
     return done.stderr
 

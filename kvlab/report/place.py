@@ -13,14 +13,15 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvlab.report.notebook_files import ReportError
 
 MANIFEST = "manifest.json"
 FORMAT = "kvlab-report-2"
+WORK = ("new", "old", "source", "trees", "jupyter_execute")  # of a run, beside the place
 LEFT_BY_DESKTOPS = {".DS_Store", "Thumbs.db"}
 
 
@@ -41,11 +42,11 @@ def swapped_in(out: Path) -> Iterator[Path]:
     try:
         _require_free(out, place)
         place.parent.mkdir(parents=True, exist_ok=True)
-        with held(work):
+        with held(work, WORK):
             try:
                 _put_back(old, place)
-                for left_over in (half, old):
-                    shutil.rmtree(left_over, ignore_errors=True)
+                for left_over in WORK:
+                    shutil.rmtree(work / left_over, ignore_errors=True)
                 half.mkdir()
                 if place.exists():  # try the move now: notebooks must not run in vain for minutes
                     os.replace(place, old)
@@ -70,8 +71,9 @@ def swapped_in(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """``folder``, made if need be and locked while the block runs, then removed with all in it.
+def held(folder: Path, ours: Sequence[str] = (".",)) -> Iterator[None]:
+    """``folder``, made if need be and locked while the block runs; then what is ``ours`` in it is
+    removed, and the folder if nothing else was in it.
 
     The lock ends with the process, however it ends. Errors: TakenError while another run holds it;
     OSError if it is a link or cannot be made.
@@ -83,7 +85,10 @@ def held(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        for name in ours:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        with suppress(OSError):  # somebody else's file keeps it, or it is gone
+            folder.rmdir()
         os.close(handle)
 
 

@@ -26,14 +26,11 @@ def attend(q: Any = Q, k: Any = K, v: Any = V, visible: Any = SEEN) -> Partial:
 
 TABLE: list[tuple[Callable[[], object], str]] = [
     (lambda: Partial(ONES, torch.zeros(3)), r"lse must have the shape .*: got out \(2, 3\), lse "),
-    (lambda: Partial(ONES, ONES), r"got out \(2, 3\), lse \(2, 3\)"),
     (lambda: Partial(torch.zeros(()), torch.zeros(())), r"got out \(\), lse \(\)"),
     (lambda: Partial.from_log2(ONES, torch.zeros(2, 1)), r"got out \(2, 3\), lse \(2, 1\)"),
     (lambda: Partial(ONES.long(), torch.zeros(2)), r"out must be a tensor of floats, got torch\.i"),
     (lambda: Partial(ONES, torch.zeros(2).int()), r"lse must be a tensor of floats, got torch\.in"),
-    (lambda: Partial(ONES + 0j, torch.zeros(2)), r"out must be .* got torch\.complex64"),
     (lambda: attn.Partial([[0.0]], torch.zeros(1)), "out must be a tensor of floats, got list"),
-    (lambda: attn.Partial.from_log2(Q, [1.0]), "lse must be a tensor of floats, got list; .* nor "),
     (lambda: Partial.with_nan_as_empty(Q, torch.ones(1, 2).int()), r"lse must be .* torch\.int32"),
     (lambda: attn.merge_partials([]), r"one partial a rank.*: got 0 partials of \[\]"),
     (lambda: attn.merge_partials([of(2, 3), of(1, 3)]), r"got 2 partials of \[\(\(1, 3\), 'torch"),
@@ -45,7 +42,6 @@ TABLE: list[tuple[Callable[[], object], str]] = [
     (lambda: attend(visible=[True]), r"visible must be a bool mask, .*: got list"),
     (lambda: attend(visible=torch.ones(1, 4)), r"visible must be a bool mask, .*: got torch\.floa"),
     (lambda: attend(k=torch.ones(1, 4, 7)), r"must go together: got q \(.*\), k .*, visible \("),
-    (lambda: attend(v=torch.ones(1, 6, 5)), "must go together"),
     (lambda: attend(visible=torch.ones(3, 7, dtype=torch.bool)), "must go together"),
     (lambda: attend(q=torch.ones(2, 2, 3), k=torch.ones(3, 4, 3)), "must go together"),
     (lambda: attend(q=torch.ones(3)), "must go together"),
@@ -58,13 +54,6 @@ def test_the_error_says_what_goes_together_and_what_was_given(
 ) -> None:
     with pytest.raises(IndexSpaceError, match=text):
         call()
-
-
-def test_a_partial_is_frozen_and_compared_as_an_object() -> None:
-    one = of(1)
-    with pytest.raises(AttributeError):
-        one.lse = torch.ones(())  # type: ignore[misc]
-    assert one != Partial(one.out, one.lse)
 
 
 @pytest.mark.parametrize("batch", [(5, 1), (1, 1), (5, 2)])

@@ -45,7 +45,7 @@ def close(one: Partial, two: Partial, *, atol: float = 1e-12) -> None:
 
 
 @given(problems())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_merge_of_any_partition_is_attention_over_all_keys(
     problem: tuple[Tensor, Tensor, list[Tensor]],
 ) -> None:
@@ -55,7 +55,7 @@ def test_the_merge_of_any_partition_is_attention_over_all_keys(
 
 
 @given(problems(), st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_neither_the_order_nor_the_grouping_of_the_ranks_matters(
     problem: tuple[Tensor, Tensor, list[Tensor]], data: st.DataObject
 ) -> None:
@@ -69,7 +69,7 @@ def test_neither_the_order_nor_the_grouping_of_the_ranks_matters(
 
 
 @given(problems())
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_empty_shards_are_neutral_and_one_partial_is_itself(
     problem: tuple[Tensor, Tensor, list[Tensor]],
 ) -> None:
@@ -130,15 +130,8 @@ def test_the_door_for_backends_that_say_nan_for_empty_makes_empty_shards(
     assert told.out[:2].tolist() == [[0.0], [2.0]]
 
 
-def test_a_shard_read_as_lse_zero_carries_weight_which_is_why_empty_is_minus_infinity() -> None:
-    real = Partial(torch.tensor([1.0]), torch.tensor(math.log(4.0)))
-    zero = Partial(torch.tensor([0.0]), torch.tensor(0.0))
-    assert merge_partials([real, zero]).out.item() == pytest.approx(0.8)
-    assert merge_partials([real, Partial.empty(torch.zeros(1))]).out.item() == pytest.approx(1.0)
-
-
 @given(problems())
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_the_door_for_base_two_gives_what_nats_give(
     problem: tuple[Tensor, Tensor, list[Tensor]],
 ) -> None:
@@ -207,18 +200,13 @@ def test_gradients_flow_to_shards_with_keys_and_stay_finite_beside_garbage() -> 
     (merged.out.sum() + merged.lse).backward()  # type: ignore[no-untyped-call]
     assert (out.grad, lse.grad) == (torch.tensor([1.0]), torch.tensor(1.0))
     assert (waste.grad, mark.grad) == (torch.tensor([0.0]), torch.tensor(0.0))
-
-
-def test_gradients_of_nothing_but_empty_shards_are_zero() -> None:
-    out = torch.tensor([math.nan], requires_grad=True)
-    lse = torch.tensor(-math.inf, requires_grad=True)
-    merged = merge_partials([Partial(out, lse)])
-    (merged.out.sum() + merged.lse).backward()  # type: ignore[no-untyped-call]
-    assert (out.grad, lse.grad) == (torch.tensor([0.0]), torch.tensor(0.0))
+    alone = merge_partials([Partial(waste, mark)])  # and of nothing but empty shards
+    (alone.out.sum() + alone.lse).backward()  # type: ignore[no-untyped-call]
+    assert (waste.grad, mark.grad) == (torch.tensor([0.0]), torch.tensor(0.0))
 
 
 @given(problems())
-@settings(max_examples=50)
+@settings(max_examples=30)
 def test_partials_that_were_computed_together_merge_as_those_taken_apart(
     problem: tuple[Tensor, Tensor, list[Tensor]],
 ) -> None:

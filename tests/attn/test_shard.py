@@ -16,7 +16,7 @@ def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(ranks=st.integers(1, 5), keys=st.integers(0, 12), queries=st.integers(1, 3), data=st.data())
 def test_merged_shards_are_softmax_attention_over_the_visible_keys(
     ranks: int, keys: int, queries: int, data: st.DataObject
@@ -47,9 +47,9 @@ def test_a_query_that_sees_no_key_is_an_empty_shard() -> None:
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("keys", [1, 2, 9])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("keys", [1, 9])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("ranks", [1, 3])
 def test_a_row_that_is_not_finite_shows_however_it_scores(
     ranks: int, dtype: torch.dtype, keys: int, poison: float
 ) -> None:

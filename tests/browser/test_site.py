@@ -1,6 +1,6 @@
 """The report's pages in Chromium: nothing leaves the machine, axe-core has no complaint.
 
-The report is that of tests/report: the committed notebooks and texts, and three tiny notebooks, one
+The report is that of tests/report: the committed notebooks and texts, and two tiny notebooks, one
 of which asks for a picture from elsewhere.
 """
 

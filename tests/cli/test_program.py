@@ -112,7 +112,7 @@ REFUSED = [
     (1, "crash --device cuda:1", "must be on this machine: got cuda:1, and there are 0 CUDA"),
     (1, "crash --record x.json", "more than one rank: got --device cpu; use `kvlab crash --device"),
     (1, "crash --device cuda --census --record x.json", "than one rank: got --census; use"),
-    (1, "retraction --trace /nowhere/trace.csv", "no file at '/nowhere/trace.csv'"),
+    (1, "retraction --trace /nowhere/trace.csv", "'/nowhere/trace.csv'"),
     (1, "retraction --budgets 0.000001", "a pool needs 2 pages a rank"),
     (1, "retraction --dcp-sizes 2,2", "dcp_sizes must name at least one value, each once: got"),
     (1, "retraction --model GPT-2", "named as in data/models/geometry.csv: got 'GPT-2'"),
@@ -122,7 +122,7 @@ REFUSED = [
     (1, "retraction --columns 1", "--columns is of a picture: got --columns 1 without --figure"),
     (1, "drift --model none", "a model is the folder of a checkpoint:"),
     (1, "drift --requests 49", "the study has 48 requests: got requests=49"),
-    (1, "drift --prompts none", "prompts are a file of JSON lines in UTF-8"),
+    (1, "drift --prompts none", "prompts are JSON lines"),
 ]  # fmt: skip
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -83,20 +82,14 @@ def test_the_figures_of_the_readme_are_those_of_the_measurement() -> None:
     right = {n: (f["score"], f["standard_error"]) for n, f in FACTS["recall"].items()}
     held = FACTS["held_out"]
     assert told == {"bits_per_byte": (held["bits_per_byte"], held["standard_error"]), **right}
-
-
-def test_the_readme_names_every_fact_of_the_measurement() -> None:
     assert [name for name in FACTS if f"`{name}`" not in SECTION] == []
 
 
-@pytest.mark.parametrize("name", ["log.jsonl", "config.json", "measured.json", "loss-curve.json"])
-def test_no_text_of_the_folder_names_a_path(name: str) -> None:
-    content = (FOLDER / name).read_text(encoding="utf-8")
-    assert "_name_or_path" not in content
-    assert not re.search(r'"/\w|\\\\|~/', content)
-
-
-def test_no_file_of_the_folder_is_a_pickle() -> None:
+def test_no_text_of_the_folder_names_a_path_and_no_file_is_a_pickle() -> None:
+    for name in ("log.jsonl", "config.json", "measured.json", "loss-curve.json"):
+        content = (FOLDER / name).read_text(encoding="utf-8")
+        assert "_name_or_path" not in content
+        assert not re.search(r'"/\w|\\\\|~/', content)
     endings = {file.suffix for file in FOLDER.iterdir()}
     assert endings <= {".json", ".jsonl", ".safetensors", ".csv", ".svg", ".pdf", ".png"}
     assert not any(file.read_bytes()[:1] == b"\x80" for file in FOLDER.iterdir())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvlab.engine import CountingNode, NodeConfig, RunResult
-from kvlab.engine.result import ABORT_HOST_FULL, ABORT_LAST, ABORT_NO_RESUME, ABORT_TOO_LARGE
+from kvlab.engine.result import ABORT_LAST, ABORT_NO_RESUME
 from kvlab.engine.workload import Request
 from kvlab.index import DcpLayout
 from tests.engine.reference_node import reference
@@ -85,13 +85,6 @@ def test_the_last_request_is_never_retracted_but_aborted() -> None:
     assert result.counters.peak_pages == 4
 
 
-def test_the_node_serves_others_after_it_aborted_the_last() -> None:
-    result = served([(0.0, 4, 30), (3.0, 9, 2)], pages=4, clip_max_new_tokens=8)
-    assert steps(result, "abort") == [(12, 0)]
-    assert steps(result, "admit") == [(0, 0), (13, 1)]
-    assert steps(result, "finish") == [(13, 1)]
-
-
 @pytest.mark.parametrize(
     ("rows", "victim"),
     [
@@ -119,14 +112,6 @@ def test_a_short_step_retracts_as_many_as_it_takes() -> None:
     assert result.counters.forced_retractions == 0
 
 
-@pytest.mark.parametrize(("dcp", "finished"), [(1, 0), (2, 1)])
-def test_ranks_that_share_a_request_hold_what_one_rank_cannot(dcp: int, finished: int) -> None:
-    # S = 32 rows a rank; the request ends with S + 1 tokens of KV.
-    result = served([(0.0, 31, 3)], page=4, pages=8, dcp=dcp)
-    assert result.counters.finished == finished
-    assert result.abort_reasons() == ({} if finished else {ABORT_TOO_LARGE: 1})
-
-
 def test_the_retracted_come_back_in_order_and_before_anybody_new() -> None:
     rows = [*[(0.0, 16, 192)] * 4, (130.0, 1, 2)]
     result = served(rows, page=16, pages=32, reserved_decode_tokens=16)
@@ -134,14 +119,6 @@ def test_the_retracted_come_back_in_order_and_before_anybody_new() -> None:
     assert [rid for _, rid in gone] == [rid for _, rid in back] == [3, 2]
     (entered,) = [step for step, rid in steps(result, "admit") if rid == 4]
     assert gone[0][0] < 130 < back[-1][0] <= entered
-
-
-def test_a_host_without_room_turns_retractions_into_aborts() -> None:
-    rows = [(0.0, 16, 192)] * 4
-    result = served(rows, page=16, pages=32, reserved_decode_tokens=16, host_capacity_tokens=0)
-    assert result.abort_reasons() == {ABORT_HOST_FULL: 2}
-    assert result.counters.declined_backups == 2
-    assert result.counters.retracted_requests == result.counters.last_batch_retracted == 0
 
 
 def test_a_backup_that_may_never_return_is_given_up_when_nobody_runs() -> None:
@@ -162,16 +139,6 @@ def test_a_backup_that_may_never_return_is_given_up_when_nobody_runs() -> None:
     assert result.counters.peak_host_tokens == 16
 
 
-def test_recompute_prefills_everything_again_at_the_back_of_the_queue() -> None:
-    rows = [(0.0, 16, 192)] * 4
-    result = served(rows, page=16, pages=32, reserved_decode_tokens=16, restore="recompute")
-    assert result.counters.finished == 4
-    assert result.counters.backed_up_tokens == result.counters.resumed_requests == 0
-    again = [e for e in result.events if e.kind == "admit"][4:]
-    assert result.counters.recomputed_tokens == sum(e.tokens for e in again) > 0
-    assert [o.admitted_step for o in result.outcomes] == [0, 0, 0, 0]
-
-
 def test_nobody_is_aborted_for_the_charge_of_one_that_finished_on_entering() -> None:
     # Request 1 is retracted with one token to go and returns when the pool is empty: its prefill
     # ends it, so request 2, which needs the whole pool, waits no longer and is not too large.
@@ -186,26 +153,6 @@ def test_a_newcomer_enters_as_soon_as_the_promise_to_the_running_allows() -> Non
     # of 4 tokens needs a page of 8 and finds 4; four forwards later it finds 8.
     result = served([(0.0, 16, 78), (1.0, 4, 20)], page=8, pages=13)
     assert steps(result, "admit") == [(0, 0), (5, 1)]
-
-
-def test_a_closed_loop_replaces_whoever_leaves_in_the_step_after() -> None:
-    result = served([(0.0, 4, 5)] * 3, concurrency=1)
-    assert steps(result, "finish") == [(3, 0), (7, 1), (11, 2)]
-    assert steps(result, "arrive") == [(0, 0), (4, 1), (8, 2)]
-    assert result.counters.peak_running == 1
-
-
-def test_the_ratio_rule_lets_more_in_as_the_ratio_decays() -> None:
-    rules: dict[str, Any] = {
-        "pages": 20,
-        "admission": "new_token_ratio",
-        "initial_new_token_ratio": 1.0,
-        "min_new_token_ratio": 0.1,
-    }
-    rows = [(0.0, 4, 60), (1.0, 4, 20)]
-    slow = served(rows, ratio_decay_steps=1000, **rules)
-    fast = served(rows, ratio_decay_steps=10, **rules)
-    assert steps(fast, "admit")[1][0] < steps(slow, "admit")[1][0]
 
 
 def test_the_ratio_rule_sees_the_remaining_output_fall_below_the_clip() -> None:

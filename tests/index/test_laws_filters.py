@@ -27,7 +27,7 @@ slot_lists = st.lists(st.integers(0, 900), max_size=40)
 
 
 @given(st.lists(runs(longest=30), max_size=5), st.sampled_from(SIZES))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_the_chunk_filter_is_the_mask_of_each_run(drawn: list[Run], c: int) -> None:
     # Slots of another c than they were drawn for, moved into the phase of their start.
     pieces = [
@@ -41,7 +41,7 @@ def test_the_chunk_filter_is_the_mask_of_each_run(drawn: list[Run], c: int) -> N
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6, unique=True), st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_block_tables_name_the_pages_that_localization_reads(
     pages: list[int], data: st.DataObject
 ) -> None:
@@ -66,7 +66,7 @@ def test_block_tables_name_the_pages_that_localization_reads(
     st.lists(st.tuples(st.integers(0, 300), st.integers(-9, 9)), max_size=20),
     st.sampled_from(SIZES),
 )
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_a_move_gives_each_pair_to_the_rank_that_stores_both(
     pairs: list[tuple[int, int]], c: int
 ) -> None:
@@ -82,7 +82,7 @@ def test_a_move_gives_each_pair_to_the_rank_that_stores_both(
 
 
 @given(st.data(), st.sampled_from(SIZES), st.integers(1, 4))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_virtual_ids_are_sharded_first_and_looked_up_second(
     data: st.DataObject, c: int, page: int
 ) -> None:

@@ -20,7 +20,7 @@ sizes, turns = st.sampled_from(SIZES), st.integers(1, 4)
 
 
 @given(with_holes, sizes, turns)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_an_owned_id_becomes_its_row_and_all_else_a_hole(
     slots: list[int], c: int, turn: int
 ) -> None:
@@ -34,7 +34,7 @@ def test_an_owned_id_becomes_its_row_and_all_else_a_hole(
 
 
 @given(st.lists(st.integers(1, 900), max_size=40), sizes)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_a_write_of_fixed_shape_and_a_planned_write_fill_the_same_rows(
     slots: list[int], c: int
 ) -> None:
@@ -49,7 +49,7 @@ def test_a_write_of_fixed_shape_and_a_planned_write_fill_the_same_rows(
 
 
 @given(st.lists(st.lists(st.integers(-2, 90), min_size=6, max_size=6), max_size=4), sizes)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_top_k_survivors_come_first_in_their_order_and_holes_follow(
     topk: list[list[int]], c: int
 ) -> None:

@@ -17,7 +17,7 @@ def layouts(draw: st.DrawFn) -> DcpLayout:
 
 
 @given(layouts())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_owner_and_row_name_every_row_of_every_rank_once(layout: DcpLayout) -> None:
     places = [(layout.owner(v), layout.row(v)) for v in range(layout.slot_end)]
     everywhere = [(r, x) for r in range(layout.dcp_size) for x in range(layout.row_end)]
@@ -26,14 +26,14 @@ def test_owner_and_row_name_every_row_of_every_rank_once(layout: DcpLayout) -> N
 
 
 @given(layouts())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_slot_is_the_inverse_of_owner_and_row(layout: DcpLayout) -> None:
     for v in range(layout.slot_end):
         assert layout.slot(layout.owner(v), layout.row(v)) == v
 
 
 @given(layouts())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_page_q_of_the_allocator_is_page_q_of_every_rank(layout: DcpLayout) -> None:
     wide, page = layout.widened_page_size, layout.page_size
     for v in range(layout.slot_end):
@@ -45,7 +45,7 @@ def test_page_q_of_the_allocator_is_page_q_of_every_rank(layout: DcpLayout) -> N
 
 
 @given(layouts())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_slots_that_can_be_handed_out_are_the_capacity(layout: DcpLayout) -> None:
     assert layout.slot_end - layout.first_slot == layout.capacity_tokens
     rows = layout.row_end - layout.first_row
@@ -55,7 +55,7 @@ def test_slots_that_can_be_handed_out_are_the_capacity(layout: DcpLayout) -> Non
 
 
 @given(layouts())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_slot_and_position_agree_about_the_owner_as_pages_hold_whole_turns(
     layout: DcpLayout,
 ) -> None:
@@ -65,7 +65,7 @@ def test_slot_and_position_agree_about_the_owner_as_pages_hold_whole_turns(
 
 
 @given(layouts())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_the_functions_on_tensors_say_what_the_layout_says(layout: DcpLayout) -> None:
     c, turn = layout.dcp_size, layout.interleave
     slots = torch.arange(layout.slot_end)

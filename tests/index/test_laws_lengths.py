@@ -15,7 +15,7 @@ counts = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), max_size=
 
 
 @given(counts, sizes, turns)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_each_rank_holds_the_positions_that_are_its_own(
     runs: list[tuple[int, int]], c: int, turn: int
 ) -> None:
@@ -33,7 +33,7 @@ def test_chunks_add_up_to_the_longest_run_too(chunk: int) -> None:
 
 
 @given(st.integers(0, 200), st.integers(1, 40), sizes, turns)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_chunks_add_up_along_both_axes(tokens: int, chunk: int, c: int, turn: int) -> None:
     table = get_dcp_chunk_lens(tokens, chunk, c, turn)
     assert table.shape == (max(1, -(-tokens // chunk)), c)

@@ -27,7 +27,7 @@ def tokens_of(parts: list[Range]) -> list[int]:
 
 
 @given(ranges)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_merged_ranges_hold_the_same_tokens_and_neither_touch_nor_overlap(
     drawn: list[Range],
 ) -> None:
@@ -43,7 +43,7 @@ def test_merged_ranges_hold_the_same_tokens_and_neither_touch_nor_overlap(
 
 
 @given(ranges, st.integers(1, 9))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_free_gives_each_page_of_its_tokens_once_or_is_refused(
     drawn: list[Range], page: int
 ) -> None:
@@ -60,7 +60,7 @@ def test_a_free_gives_each_page_of_its_tokens_once_or_is_refused(
 
 
 @given(ranges, st.integers(1, 9), st.data())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_the_order_of_the_ranges_does_not_matter(
     drawn: list[Range], page: int, data: st.DataObject
 ) -> None:
@@ -74,7 +74,7 @@ def test_the_order_of_the_ranges_does_not_matter(
 
 
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 12))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_the_census_of_raw_use_is_a_count_page_by_page(pages: int, page: int, c: int) -> None:
     layout = DcpLayout(c, page, pages)
     kinds = []

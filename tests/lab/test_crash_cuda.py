@@ -27,7 +27,6 @@ from kvlab.lab.crash_cuda import (
     read_record,
     recorded_crash,
     scrubbed,
-    shortened,
     write_record,
 )
 
@@ -148,11 +147,6 @@ def test_neither_host_nor_user_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(getpass, "getuser", nobody)
     assert scrubbed("device-side assert in /a/b.cu") == "device-side assert in b.cu"
-
-
-def test_of_many_lines_the_first_and_last_are_kept_and_the_others_counted() -> None:
-    assert shortened("abcde", 2, 2) == tuple("abcde")
-    assert shortened("abcdef", 2, 2) == ("a", "b", "... 2 lines left out ...", "e", "f")
 
 
 def test_what_is_recorded_is_what_is_read_and_a_file_that_is_no_recording_is_refused(

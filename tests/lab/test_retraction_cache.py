@@ -51,23 +51,6 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     pd.testing.assert_frame_equal(table, study(workload=SMALL).run(jobs=1, cache=tmp_path))
 
 
-def test_a_kept_row_that_was_edited_is_made_again_and_said_so(
-    tmp_path: Path, simulated: list[int]
-) -> None:
-    first = study().run(jobs=1, cache=tmp_path)
-    victim = min(tmp_path.glob("*.kept"))
-    whole = victim.read_bytes()
-    count = int(first["retractions"].iloc[0]).to_bytes(8, "little")
-    victim.write_bytes(whole.replace(count, (999).to_bytes(8, "little")))
-    assert victim.read_bytes() != whole
-    notes: list[str] = []
-    again = study().run(jobs=1, cache=tmp_path, note=notes.append)
-    assert len(simulated) == 7
-    assert notes == [f"{victim.name} is damaged and is made again"]
-    pd.testing.assert_frame_equal(first, again)
-    assert victim.read_bytes() == whole
-
-
 def test_whatever_decides_a_row_is_part_of_its_key(tmp_path: Path, simulated: list[int]) -> None:
     made = study(dcp_sizes=(2,), budgets_gib=(pages(200),))
     changes: list[dict[str, Any]] = [

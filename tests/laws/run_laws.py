@@ -12,6 +12,7 @@ import pytest
 given: dict[str, Any] = globals()
 # A source that is changed and put back within a second looks unchanged to a kept bytecode file.
 sys.dont_write_bytecode = True
+os.environ["HYPOTHESIS_PROFILE"] = "bug"
 os.chdir(given["FOLDER"])
 sys.path.insert(0, given["FOLDER"])
 printed = os.open(given["OUT"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

@@ -138,12 +138,11 @@ def modules() -> Iterator[tuple[Path, str, str]]:
 
 
 def test_every_import_of_the_package_goes_down() -> None:
-    broken = [
-        sentence
-        for path, module, package in modules()
-        for sentence in broken_laws(path.read_text(encoding="utf-8"), module, package)
+    found = [
+        (path.read_text(encoding="utf-8"), module, package) for path, module, package in modules()
     ]
-    assert broken == []
+    assert {"kvlab", "kvlab.errors", "kvlab.index.layout"} <= {module for _, module, _ in found}
+    assert [sentence for one in found for sentence in broken_laws(*one)] == []
 
 
 def test_only_the_model_package_imports_transformers_which_takes_seconds() -> None:
@@ -157,58 +156,38 @@ def test_only_the_model_package_imports_transformers_which_takes_seconds() -> No
     assert {name for name in importing if not name.startswith("kvlab.engine.model.")} == set()
 
 
-def test_the_law_looks_at_modules_of_every_kind() -> None:
-    looked_at = {module for _, module, _ in modules()}
-    assert {"kvlab", "kvlab.errors", "kvlab.index", "kvlab.index.layout"} <= looked_at
+# What each rule does with a line; None: it is allowed.
+SOURCES = [
+    ("kvlab.index.layout", "import math\nimport torch\nfrom .spaces import WidenedSlots", None),
+    ("kvlab.memory.pool", "from kvlab.index import localize", None),
+    ("kvlab.ops.entry", "def f():\n    from kvlab.ops.kernels import localize", None),
+    ("kvlab.ops.kernels.localize", "import triton", None),
+    ("kvlab.cli.main", "import typer\nfrom kvlab.cli import output", None),
+    ("kvlab.cli.main", "def f():\n    from kvlab.report import build_report", None),
+    ("kvlab.cli.main", "if TYPE_CHECKING:\n    import pandas as pd", None),
+    ("kvlab.lab.owners", "def f():\n    import pandas as pd", None),
+    ("kvlab.index.layout", "import kvlab.memory", "memory does not stand below index"),
+    ("kvlab.index.layout", "from ..memory import pool", "memory does not stand below index"),
+    ("kvlab.index.layout", "from .. import attn", "attn does not stand below index"),
+    ("kvlab.index.layout", "import pandas", "index may import"),
+    ("kvlab.lab.study", "class A:\n    def f(self):\n        import json", "inside a function"),
+    ("kvlab.lab.study", "if 1:\n    from kvlab.viz import x", "viz does not stand below lab"),
+    ("kvlab.ops.entry", "from kvlab.ops import kernels", "outside a function"),
+    ("kvlab.cli.main", "import rich", "outside a function"),
+    ("kvlab.cli.main", "def f():\n    import json", "inside a function"),
+    ("kvlab.lab.owners", "import pandas as pd", "outside a function: half a second"),
+    ("kvlab.tools", "", "in no layer"),
+    ("kvlab", "from kvlab.index import localize", "imports none"),
+]
 
 
-@pytest.mark.parametrize(
-    ("module", "source"),
-    [
-        ("kvlab.index.layout", "import math\nimport torch\nfrom kvlab.errors import LayoutError"),
-        ("kvlab.index.layout", "from .spaces import WidenedSlots"),
-        ("kvlab.memory.pool", "from kvlab.index import localize\nfrom kvlab import ranks"),
-        ("kvlab.ops.entry", "def f():\n    from kvlab.ops import kernels"),
-        ("kvlab.ops.entry", "def f():\n    from kvlab.ops.kernels import localize"),
-        ("kvlab.lab.tables", "def f():\n    import pyarrow.parquet"),
-        ("kvlab.ops.kernels.localize", "import triton"),
-        ("kvlab.cli.main", "import typer\nfrom kvlab.cli import output"),
-        ("kvlab.cli.main", "def f():\n    from kvlab.report import build_report"),
-        ("kvlab.cli.main", "if TYPE_CHECKING:\n    import pandas as pd"),
-        ("kvlab.lab.owners", "def f():\n    import pandas as pd"),
-    ],
-)
-def test_imports_that_go_down_are_allowed(module: str, source: str) -> None:
-    assert broken_laws(source, module, module.rpartition(".")[0]) == []
-
-
-@pytest.mark.parametrize(
-    ("module", "source", "sentence"),
-    [
-        ("kvlab.index.layout", "import kvlab.memory", "memory does not stand below index"),
-        ("kvlab.index.layout", "from kvlab import memory", "memory does not stand below index"),
-        ("kvlab.index.layout", "from ..memory import pool", "memory does not stand below index"),
-        ("kvlab.index.layout", "from .. import attn", "attn does not stand below index"),
-        ("kvlab.index.layout", "import pandas", "index may import"),
-        ("kvlab.memory.pool", "def f():\n    import torch", "inside a function"),
-        ("kvlab.lab.study", "class A:\n    def f(self):\n        import json", "inside a function"),
-        ("kvlab.lab.study", "if 1:\n    from kvlab.viz import x", "viz does not stand below lab"),
-        ("kvlab.lab.tables", "import pyarrow", "outside a function: 170 MB"),
-        ("kvlab.ops.entry", "from kvlab.ops import kernels", "outside a function"),
-        ("kvlab.cli.main", "from kvlab.report import run", "outside a function"),
-        ("kvlab.cli.main", "import rich", "outside a function"),
-        ("kvlab.cli.main", "def f():\n    import json", "inside a function"),
-        ("kvlab.lab.owners", "import pandas as pd", "outside a function: half a second"),
-        ("kvlab.tools", "", "in no layer"),
-        ("kvlab", "from kvlab.index import localize", "imports none"),
-    ],
-)
-def test_imports_that_go_up_sideways_or_hide_are_named(
-    module: str, source: str, sentence: str
+@pytest.mark.parametrize(("module", "source", "sentence"), SOURCES)
+def test_imports_that_go_up_sideways_or_hide_are_named_and_others_allowed(
+    module: str, source: str, sentence: str | None
 ) -> None:
-    package = module.rpartition(".")[0] or module
-    (found,) = broken_laws(source, module, package)
-    assert sentence in found
+    found = broken_laws(source, module, module.rpartition(".")[0] or module)
+    assert len(found) == (sentence is not None)
+    assert all(str(sentence) in one for one in found)
 
 
 def test_no_module_is_imported_by_a_computed_name() -> None:

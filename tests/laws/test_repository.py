@@ -8,7 +8,6 @@ import sys
 import tomllib
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -67,18 +66,13 @@ def pins() -> dict[str, str]:
     return {canonicalize_name(pin.name): str(pin.specifier) for pin in found}
 
 
-@pytest.mark.parametrize("requirement", DIRECT + DEV, ids=lambda requirement: requirement.name)
-def test_every_direct_dependency_is_pinned_to_a_version_that_it_allows(
-    requirement: Requirement,
-) -> None:
-    pin = pins()[canonicalize_name(requirement.name)]
-    assert pin.startswith("==")
-    assert requirement.specifier.contains(pin.removeprefix("=="))
-
-
-def test_every_pin_is_one_exact_release() -> None:
-    assert len(pins()) > len(DIRECT + DEV)
+def test_every_pin_is_one_exact_release_and_every_direct_dependency_has_one_that_it_allows() -> (
+    None
+):
     assert [pin for pin in pins().values() if not re.fullmatch(r"==[\w.]+", pin)] == []
+    for direct in DIRECT + DEV:
+        pin = pins()[canonicalize_name(direct.name)].removeprefix("==")
+        assert direct.specifier.contains(pin), direct.name
 
 
 # Where the name that is imported is not the name that is installed.
@@ -98,20 +92,19 @@ def libraries_imported_below(folder: str) -> set[str]:
     return {INSTALLED_AS.get(name, name) for name in found}
 
 
-def test_every_core_dependency_is_imported_by_the_package_or_is_a_named_tool() -> None:
-    used = libraries_imported_below("kvlab") | set(TOOLS)
-    assert {requirement.name for requirement in DIRECT} - used == set()
-
-
-def test_every_library_that_is_imported_is_a_declared_dependency() -> None:
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported_or_a_named_tool() -> None:
+    core = {requirement.name for requirement in DIRECT}
+    assert core - libraries_imported_below("kvlab") - set(TOOLS) == set()
     extras = PROJECT["optional-dependencies"]
-    optional = [Requirement(line) for name in ("parquet", "triton") for line in extras[name]]
-    declared = {requirement.name for requirement in DIRECT + optional}
-    assert libraries_imported_below("kvlab") - declared == set()
-    assert libraries_imported_below("docs") - declared - {"pages"} == set()
-    for folder in ("tests", "scripts"):
-        declared |= {requirement.name for requirement in DEV}
-        assert libraries_imported_below(folder) - declared == set(), folder
+    optional = {Requirement(line).name for key in ("parquet", "triton") for line in extras[key]}
+    dev = {requirement.name for requirement in DEV}
+    for folder, more in (
+        ("kvlab", optional),
+        ("docs", {"pages"}),
+        ("tests", dev),
+        ("scripts", dev),
+    ):
+        assert libraries_imported_below(folder) - core - optional - more == set(), folder
 
 
 def test_the_conda_environment_has_the_same_packages_as_the_project() -> None:
@@ -157,19 +150,6 @@ def test_no_file_names_a_path_of_one_machine_or_the_host_of_a_registry() -> None
     assert found == []
 
 
-@pytest.mark.parametrize(
-    ("line", "is_one"),
-    [
-        ("open('/{}/kvlab/x')".format("work"), True),
-        ("see /{}/a".format("tmp"), True),
-        ("https://example.com/{}/a".format("home"), False),
-        ("lab/{}/x".format("work"), False),
-    ],
-)
-def test_the_pattern_of_machine_paths_knows_a_path_from_an_address(line: str, is_one: bool) -> None:
-    assert bool(MACHINE_PATH.search(line)) == is_one
-
-
 def tree_names(readme: str) -> list[str]:
     """The names in the fenced block below ``## What is where``.
 
@@ -192,9 +172,3 @@ def test_the_tree_in_the_readme_names_every_top_level_entry_and_every_sub_packag
     assert sorted(named) == sorted(set(named)), "the tree names an entry twice"
     assert sorted((top | packages) - set(named)) == [], "the tree leaves these out"
     assert [name for name in named if not (ROOT / name).exists()] == []
-
-
-def test_the_tree_is_read_line_by_line() -> None:
-    block = "```text\nkvlab/   a\n  kvlab/index/  b, c\nA, B.md  d\n```\n"
-    readme = f"# x\n\n## What is where\n\nWords.\n\n{block}\n## Other\n"
-    assert tree_names(readme) == ["kvlab/", "kvlab/index/", "A", "B.md"]

@@ -12,8 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = (
     "owners --csv -",
     "crash --dcp-size 4 --page-size 4 --num-pages 8",
-    "retraction --dcp-sizes 1,2 --csv -",
-    "drift --quick",
+    "retraction --dcp-sizes 2 --limit 100 --csv -",
+    "drift --quick --requests 1 --dcp-sizes 2 --dtypes float32 --conditions forced_fixed --jobs 1",
     "--version",
 )
 

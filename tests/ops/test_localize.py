@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.index import Shard, get_dcp_lens, localize_masked, owned_elements
@@ -15,6 +15,7 @@ shards = st.integers(1, 8).flatmap(
 starts = st.integers(0, 200) | st.integers(2**62, 2**62 + 200)
 
 
+@settings(max_examples=60)
 @given(shard=shards, start=starts, n=st.integers(0, 300))
 def test_the_elements_are_those_whose_position_the_rank_owns_and_the_lengths_count_them(
     shard: Shard, start: int, n: int
@@ -25,6 +26,7 @@ def test_the_elements_are_those_whose_position_the_rank_owns_and_the_lengths_cou
     assert int(held) == len(elements) == shard.held(start + n) - shard.held(start)
 
 
+@settings(max_examples=40)
 @given(shard=shards, start=st.integers(0, 2**40), n=st.integers(0, 300), data=st.data())
 def test_a_run_that_agrees_with_its_positions_gives_the_rows_of_the_mask(
     shard: Shard, start: int, n: int, data: st.DataObject

@@ -19,7 +19,7 @@ FLOATS = (
 
 
 @needs_interpreter
-@pytest.mark.parametrize("d", [0, 1, 5])
+@pytest.mark.parametrize("d", [0, 5])
 @pytest.mark.parametrize("of_lse", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_partials_of_every_float_dtype_are_merged_whatever_the_backend(

@@ -42,9 +42,8 @@ def test_the_compiled_twin_gives_what_the_reference_gives_on_the_cpu(
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
-def test_a_spec_says_its_axes_and_makes_equal_inputs_of_equal_seeds(spec: OpSpec) -> None:
+def test_a_spec_makes_equal_inputs_of_equal_seeds(spec: OpSpec) -> None:
     sizes = SIZES[spec.name][len(SIZES[spec.name]) // 2]
-    assert set(spec.axes) == set(sizes)
     first, second = (run_guarded(spec, sizes, 5, "cpu", twin=False) for _ in range(2))
     assert_same(spec, first, second)
     other = run_guarded(spec, sizes, 6, "cpu", twin=False)
@@ -56,6 +55,6 @@ def test_a_spec_says_its_axes_and_makes_equal_inputs_of_equal_seeds(spec: OpSpec
 
 def test_the_specs_go_through_every_rank_count_and_empty_inputs() -> None:
     for spec in SPECS:
-        if "dcp_size" in spec.axes:
-            assert {int(sizes["dcp_size"]) for sizes in SIZES[spec.name]} == set(range(1, 9))
+        counts = {int(sizes["dcp_size"]) for sizes in SIZES[spec.name] if "dcp_size" in sizes}
+        assert counts in (set(), set(range(1, 9)))
         assert any(0 in sizes.values() for sizes in SIZES[spec.name])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.errors import LayoutError
@@ -15,6 +15,7 @@ from tests.ops.support import BACKENDS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=25)
 @given(c=st.integers(1, 8), interleave=st.integers(1, 3), n=st.integers(0, 40))
 def test_all_ranks_together_store_each_token_once_and_touch_nothing_else(
     backend: Backend, c: int, interleave: int, n: int

@@ -1,11 +1,12 @@
-"""One report for all tests of a run: three tiny notebooks executed, the committed ones as they are.
+"""One report for all tests of a run: two tiny notebooks executed, the committed ones as they are.
 
 Sphinx takes many seconds, so the workers of a run share one report: the first builds it under a
-lock, the others find it.
+lock, the others find it. Of the API it has the pages of two packages.
 """
 
 import fcntl
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ from kvlab.report.execute import Outcome, execute_all
 from kvlab.report.notebook_files import find_notebooks, read_notebook
 
 ROOT = Path(__file__).parents[2]
+ELSEWHERE = "https" + "://example.org/x.png"
 SUM = (
     "%# A small sum\n\nWhat is one plus one? See [the panel](02_panel.ipynb) or [notes](notes.md)."
-    "\n\nIt needs no [rank](../GLOSSARY.md#dcp).",
-    "print(1 + 1)",
+    f"\n\nIt needs no [rank](../GLOSSARY.md#dcp).\n\n![far]({ELSEWHERE})",
+    "import os; print(1 + 1, os.path.basename(os.environ['KVLAB_TRACE']))",
+    f"""from IPython.display import HTML; HTML('<img src="{ELSEWHERE}" alt="far">')""",
 )
 PANEL = (
     "%# A panel\n\nWhat does it draw?",
@@ -44,12 +47,6 @@ PANEL = (
     "data = pd.DataFrame({'points': [2]})\n"
     "saved = save_figure(draw(2)[0], 'the_points', data, origin)\n"
     "print(record('points', 'There are {n} <points>.', {'n': 2}))",
-)
-ELSEWHERE = "https" + "://example.org/x.png"
-TRACE = (
-    f"%# Trace\n\nWhich?\n\n![far]({ELSEWHERE})",
-    "import os; print(os.path.basename(os.environ['KVLAB_TRACE']))",
-    f"""from IPython.display import HTML; HTML('<img src="{ELSEWHERE}" alt="far">')""",
 )
 
 
@@ -98,7 +95,7 @@ def build_once(factory: pytest.TempPathFactory) -> Built:
 
 def _build(root: Path) -> str:
     """Build it below ``root``; what Sphinx complained of."""
-    tiny = {"01_sum": SUM, "02_panel": PANEL, "03_trace": TRACE}
+    tiny = {"01_sum": SUM, "02_panel": PANEL}
     paths = [write(root / "notebooks", name, cells) for name, cells in tiny.items()]
     committed = find_notebooks([ROOT / "notebooks"])
     trace = root / "requests.csv"
@@ -108,5 +105,11 @@ def _build(root: Path) -> str:
         assert asked == [*paths, *committed]
         return execute_all(paths, *args) + [Outcome(p, read_notebook(p), 1, 1) for p in committed]
 
-    with patch.object(build, "execute_all", execute):
+    docs = shutil.copytree(ROOT / "docs", root / "docs")
+    with (docs / "conf.py").open("a") as settings:
+        settings.write("pages.PACKAGES = '[ai][nt][dt]*/__init__.py'\n")
+    with (
+        patch.object(build, "execute_all", execute),
+        patch.object(build, "shipped", lambda folder: root / folder),
+    ):
         return build.build_report(root / "report", trace, notebooks=[*paths, *committed]).warnings

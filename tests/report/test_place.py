@@ -181,6 +181,15 @@ def test_an_interrupt_or_a_failure_of_any_move_leaves_the_old_report(
     assert names(old.parent) == ["report"]
 
 
+def test_a_file_of_the_user_in_the_folder_beside_the_report_stays(old: Path) -> None:
+    mine = old.with_name(".report.kvlab") / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("mine")
+    write(old)
+    assert names(old) == [MANIFEST, "new.html"]
+    assert (names(mine.parent), mine.read_text()) == (["mine.txt"], "mine")
+
+
 def test_the_place_of_the_half_made_report_is_not_followed_through_a_link(old: Path) -> None:
     precious = write_report(old.with_name("precious"), "new", "old")
     old.with_name(".report.kvlab").symlink_to(precious)

@@ -2,9 +2,6 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from itertools import pairwise
@@ -87,6 +84,7 @@ def said(made: Recall) -> dict[bytes, bytes]:
     return found
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 2**32), st.integers(200, 700), st.integers(1, 24))
 def test_every_asked_byte_is_what_the_pair_of_its_key_said(
     seed: int, length: int, pairs: int
@@ -149,7 +147,7 @@ def gradients(function: Callable[..., Any], given_: dict[str, Tensor]) -> list[T
     return list(torch.autograd.grad((out * ramp).sum() + state.square().sum(), [*leaves.values()]))
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 33, 64, 65])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 65])
 def test_outputs_state_and_gradients_are_those_of_the_library_around_a_chunk(length: int) -> None:
     own = library.chunk_kimi_delta_attention
     for mine, theirs in zip(
@@ -161,7 +159,7 @@ def test_outputs_state_and_gradients_are_those_of_the_library_around_a_chunk(len
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.integers(0, 2**31), st.integers(1, 3 * CHUNK + 1), st.sampled_from([0.0, 1.0, 8.0, 1e4]))
 def test_it_is_the_recurrence_for_decays_from_none_to_all(
     seed: int, length: int, decay: float
@@ -181,7 +179,8 @@ def test_the_librarys_function_is_back_after_an_error() -> None:
     assert library.chunk_kimi_delta_attention is own
 
 
-@given(st.integers(1, 5000), st.integers(0, 5000))
+@settings(max_examples=20)
+@given(st.integers(1, 2000), st.integers(0, 5000))
 def test_the_rate_rises_to_all_of_it_and_falls_in_the_last_phase_alone(
     steps: int, done: int
 ) -> None:
@@ -209,9 +208,9 @@ def test_a_phase_ends_when_the_asked_bytes_are_ranked_first_often_enough(
 ) -> None:
     monkeypatch.setattr("scripts.train_tiny.loop.WINDOW", 3)
     mix = Mix(rows=2, length=64, fewest=1, most=2, filler=4)
-    for until, steps in ((0.0, 5), (1.1, 7)):
+    for until, steps in ((0.0, 4), (1.1, 5)):
         told = Mock()
-        recipe = Recipe((Phase(5, mix, until=until), Phase(2, mix)), every=10_000)
+        recipe = Recipe((Phase(4, mix, until=until), Phase(1, mix)), every=10_000)
         corpus = Corpus(SOURCE, SOURCE, {"text": "letters"})
         with training_kda():
             train(new_tiny_model(3), corpus, recipe, tmp_path, told)
@@ -271,19 +270,12 @@ def test_bits_and_recall_of_a_model_that_knows_nothing_and_of_one_that_knows_all
 
 @pytest.mark.slow
 def test_smoke_trains_measures_and_draws_and_a_second_run_leaves_it_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    text = read_corpus(ROOT / "kvlab")
+    monkeypatch.setattr("scripts.train_tiny.__main__.read_corpus", lambda: text)
     folder = tmp_path / "tiny"
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.train_tiny", str(folder), "--smoke", "--threads", "1"],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    assert main([str(folder), "--smoke"]) == 0
     assert {file.name for file in folder.iterdir()} == {file.name for file in SHIPPED.iterdir()}
     header, lines = read_log(folder)
     facts = json.loads((folder / MEASURED).read_text())
@@ -315,10 +307,10 @@ def test_the_shipped_checkpoint_was_made_by_the_recipe_of_today() -> None:
 @pytest.mark.parametrize("name", ["in_place", "rows_exchanged"])
 def test_the_shipped_checkpoint_answers_as_it_did_when_it_was_measured(name: str) -> None:
     library_text = read_corpus()
-    asked = draw_questions(library_text.held_out, 16)
+    asked = draw_questions(library_text.held_out, 8)
     right = right_bytes(logits_after(load_model(SHIPPED), asked, CHANGES[name]), asked)
     told = FACTS["recall"][name]
     if library_text.about["blake2b"] == FACTS["text"]["blake2b"]:
         # Another processor rounds otherwise: a tie of two bytes may fall the other way.
-        assert sum(abs(a - b) for a, b in zip(right, told["right"][:16], strict=True)) <= 4
-    assert sum(right) / (24 * 16) == pytest.approx(told["score"], abs=0.06)
+        assert sum(abs(a - b) for a, b in zip(right, told["right"][:8], strict=True)) <= 4
+    assert sum(right) / (24 * 8) == pytest.approx(told["score"], abs=0.08)

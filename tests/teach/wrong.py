@@ -65,14 +65,8 @@ def _repetition(tokens: list[int], periods: range, least: int) -> float:
     return len(marked) / len(tokens) if tokens else 0.0
 
 
-def _drift(
-    reference: list[float],
-    run: list[float],
-    floor: float,
-    leaves: Any,
-    of: Any = abs,
-    none: Any = 0.0,
-) -> Any:
+def _drift(leaves: Any, *given: Any, of: Any = abs, none: Any = 0.0) -> Any:
+    reference, run, floor = given
     pairs = list(zip(reference, run, strict=True))
     left = [at for at, (x, y) in enumerate(pairs) if leaves(x, y, floor)]
     return max((of(y - x) for x, y in pairs if y == y), default=none), left[0] if left else -1
@@ -242,11 +236,11 @@ WRONG: dict[str, Wrong] = {
         ),
     },
     "above-the-floor": {
-        "with a sign": lambda *given: _drift(*given, lambda x, y, e: y - x > 2 * e, lambda x: x),
-        "NaN below the floor": lambda *given: _drift(*given, lambda x, y, e: abs(x - y) > 2 * e),
-        "at the floor itself": lambda *given: _drift(*given, lambda x, y, e: not abs(x - y) <= e),
+        "with a sign": lambda *given: _drift(lambda x, y, e: y - x > 2 * e, *given, of=float),
+        "NaN below the floor": lambda *given: _drift(lambda x, y, e: abs(x - y) > 2 * e, *given),
+        "at the floor itself": lambda *given: _drift(lambda x, y, e: not abs(x - y) <= e, *given),
         "no finite difference": lambda *given: _drift(
-            *given, lambda x, y, e: not abs(x - y) <= 2 * e, none=None
+            lambda x, y, e: not abs(x - y) <= 2 * e, *given, none=None
         ),
     },
     "empty-shard": {

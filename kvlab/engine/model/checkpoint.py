@@ -167,20 +167,17 @@ def load_model(
         )
     except Exception as error:  # a config can lead to a package that is not here, or to any value
         raise StudyError(f"transformers refuses {name!r} with {_short(error)}") from error
-    for kind in ("missing", "unexpected", "mismatched"):  # a missing one would be random
-        names = [n if isinstance(n, str) else n[0] for n in told.get(f"{kind}_keys") or ()]
+    values = [*model.named_parameters(), *model.named_buffers()]
+    wrong = {  # a missing one would be random
+        kind: [n if isinstance(n, str) else n[0] for n in told.get(f"{kind}_keys") or ()]
+        for kind in ("missing", "unexpected", "mismatched")
+    } | {"not finite": [of for of, w in values if not bool(torch.isfinite(w).all())]}
+    for kind, names in wrong.items():
         if names:
             raise StudyError(
-                f"a checkpoint has each weight of its config once, and no other: {len(names)} of "
-                f"{name!r} are {kind}, first {min(names)}"
+                f"a checkpoint has each weight of its config once, finite in {dtype}, and no "
+                f"other: {len(names)} of {name!r} are {kind}, first {min(names)}"
             )
-    values = [*model.named_parameters(), *model.named_buffers()]
-    bad = [of for of, weight in values if not bool(torch.isfinite(weight).all())]
-    if bad:
-        raise StudyError(
-            f"every weight is finite: {len(bad)} of {name!r} hold a NaN or an infinity in {dtype}, "
-            f"first {bad[0]}"
-        )
     loaded: PreTrainedModel = model.to(place)
     loaded.train(False)
     return loaded

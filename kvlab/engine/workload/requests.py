@@ -91,19 +91,10 @@ class Workload:
         source: str,
         dropped: int = 0,
     ) -> "Workload":
-        """A workload of three columns ``(n,)``, NumPy arrays welcome. Errors: WorkloadError when
-        their lengths differ, a length is not whole, or a rule of requests is broken."""
-        given = [list(column) for column in (arrival_s, prompt_tokens, output_tokens)]
-        columns = [np.asarray(column) for column in given]
-        whole = all(c.dtype.kind in "iu" for c in columns[1:] if c.size)
-        if len({c.shape for c in columns}) != 1 or columns[0].ndim != 1 or not whole:
-            raise WorkloadError(
-                f"a workload has one arrival_s and whole prompt_tokens and output_tokens a "
-                f"request: got shapes {[c.shape for c in columns]} of "
-                f"{[str(c.dtype) for c in columns]}; pass columns of equal length, and round "
-                f"tokens to int"
-            )
-        rows = zip(*(c.tolist() for c in columns), strict=True)
+        """A workload of three columns ``(n,)``, NumPy arrays welcome. Errors: ValueError when their
+        lengths differ, WorkloadError when a rule of requests is broken."""
+        columns = [np.asarray(list(c)).tolist() for c in (arrival_s, prompt_tokens, output_tokens)]
+        rows = zip(*columns, strict=True)
         requests = tuple(Request(rid, float(a), p, o) for rid, (a, p, o) in enumerate(rows))
         return cls(name, requests, source, dropped)
 

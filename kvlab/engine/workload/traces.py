@@ -13,7 +13,9 @@ import csv
 import io
 import json
 import lzma
+import math
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -43,101 +45,67 @@ _MAGIC = {
 _BROKEN = (ImportError, EOFError, ValueError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
-# Numbers in a file ------------------------------------------------------------------------------
-
-
-def _matched(pattern: str, text: str) -> re.Match[str]:
-    """Python's own readers also take "1_000", "+5" and digits of other scripts: none of these."""
-    found = re.fullmatch(pattern, text, re.ASCII)
-    if found is None:
-        raise ValueError
-    return found
-
-
-def _tokens(least: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        _matched(r"\d{1,10}", text)
-        if not least <= int(text) <= MAX_TOKENS:
-            raise ValueError
-        return int(text)
-
-    return read
-
-
-def _wall_clock(text: str) -> int:
-    """Nanoseconds since 1970 UTC, exactly: a float of this size holds no 100-nanosecond ticks."""
-    _matched(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?", text)
-    return pd.Timestamp(text).value
-
-
-def _milliseconds(text: str) -> int:
-    """The same from a number of JSON."""
-    _matched(r"\d+(\.\d+)?(e[+-]?\d+)?", text)
-    if not Decimal(text) < 2**53:
-        raise ValueError
-    return round(Decimal(text) * 10**6)
-
-
-def _seconds(text: str) -> float:
-    _matched(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text)
-    if float(text) == float("inf"):
-        raise ValueError
-    return float(text)
-
-
 @dataclass(frozen=True, slots=True)
-class Format:
-    """``columns``: time, prompt, output; ``rule`` of a time and what reads one: nanoseconds that
-    count from the earliest, or (kvlab's own) seconds as they are."""
+class Column:
+    """``pattern``: how a number is written (Python's own readers also take "1_000" and digits of
+    other scripts); ``read`` makes it, and ``least`` and ``most`` bound it."""
 
     name: str
-    columns: tuple[str, str, str]
     rule: str
-    read: Callable[[str], int | float]
-
-    def row(self, text: "_Text", found: list[str]) -> list[int | float]:
-        """The numbers of a line."""
-        count = "a token count is a whole number in [{}, {}], in digits".format
-        rules = [
-            (self.rule, self.read),
-            (count(1, MAX_TOKENS), _tokens(1)),
-            (count(0, MAX_TOKENS), _tokens(0)),
-        ]
-        row: list[int | float] = []
-        for column, value, (rule, read) in zip(self.columns, found, rules, strict=True):
-            try:
-                row.append(read(value))
-            except (ValueError, ArithmeticError):
-                raise text.refusal(rule, value, column) from None
-        return row
+    pattern: str
+    read: Callable[[str], float]
+    least: float = 0
+    most: float = math.inf
 
 
-AZURE = Format(
-    "Azure CSV",
-    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-    "a time is a real day and time of 1678 to 2261, YYYY-MM-DD hh:mm:ss with up to 9 decimals and "
-    "perhaps an offset",
-    _wall_clock,
-)
-MOONCAKE = Format(
-    "Mooncake JSONL",
-    ("timestamp", "input_length", "output_length"),
-    "a timestamp is a finite number of milliseconds, at least 0",
-    _milliseconds,
-)
-KVLAB = Format(
-    "kvlab CSV",
-    ("arrival_s", "prompt_tokens", "output_tokens"),
-    "an arrival is a finite number of seconds in digits, at least 0",
-    _seconds,
-)
+def _tokens(name: str, least: int) -> Column:
+    rule = f"a token count is a whole number in [{least}, {MAX_TOKENS}], in digits"
+    return Column(name, rule, r"\d{1,10}", int, least, MAX_TOKENS)
+
+
+# The columns of each format: time, prompt, output. Times are whole nanoseconds, exactly, since a
+# float of this size holds no 100-nanosecond ticks; those of kvlab are seconds as they are.
+AZURE, MOONCAKE, KVLAB = "Azure CSV", "Mooncake JSONL", "kvlab CSV"
+FORMATS = {
+    AZURE: (
+        Column(
+            "TIMESTAMP",
+            "a time is a real day and time of 1678 to 2261, YYYY-MM-DD hh:mm:ss with up to 9 "
+            "decimals and perhaps an offset",
+            r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?",
+            lambda text: pd.Timestamp(text).value,
+            least=-math.inf,
+        ),
+        _tokens("ContextTokens", 1),
+        _tokens("GeneratedTokens", 0),
+    ),
+    MOONCAKE: (
+        Column(
+            "timestamp",
+            "a timestamp is a finite number of milliseconds, at least 0",
+            r"\d+(\.\d+)?(e[+-]?\d+)?",
+            lambda text: round(Decimal(text) * 10**6),
+            most=2**53 * 10**6,
+        ),
+        _tokens("input_length", 1),
+        _tokens("output_length", 0),
+    ),
+    KVLAB: (
+        Column(
+            "arrival_s",
+            "an arrival is a finite number of seconds in digits, at least 0",
+            r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?",
+            float,
+            most=sys.float_info.max,
+        ),
+        _tokens("prompt_tokens", 1),
+        _tokens("output_tokens", 0),
+    ),
+}
 _KNOWN = "load_trace understands\n" + "\n".join(
-    f"  {known.name}: {looks} {','.join(known.columns)}"
-    for known, looks in (
-        (AZURE, "a header with"),
-        (MOONCAKE, "one JSON object a line with"),
-        (KVLAB, "a header with"),
-    )
+    f"  {name}: {'one JSON object a line' if name == MOONCAKE else 'a header'} with "
+    + ",".join(column.name for column in columns)
+    for name, columns in FORMATS.items()
 )
 
 # Lines of a file --------------------------------------------------------------------------------
@@ -175,6 +143,17 @@ class _Text:
         where = f"{self.name}, line {self.number}" + (f", column {column}" if column else "")
         return WorkloadError(f"{where}: {rule}: got {_short(value)}; {cure}")
 
+    def parsed(self, column: Column, value: str) -> float:
+        """A number of the last line."""
+        try:
+            if re.fullmatch(column.pattern, value, re.ASCII):
+                found = column.read(value)
+                if column.least <= found <= column.most:
+                    return found
+        except (ValueError, ArithmeticError):
+            pass
+        raise self.refusal(column.rule, value, column.name)
+
     def fields(self, lines: Iterator[str]) -> Iterator[list[str]]:
         """The records of CSV that are not blank; each ends with the last line."""
         try:
@@ -186,11 +165,11 @@ class _Text:
             rule = f"a line is CSV that ends with LF or CR LF ({error})"
             raise self.refusal(rule, self.line.rstrip()) from None
 
-    def of_csv(self, first: str, known: Format) -> Iterator[list[str]]:
-        """Time, prompt and output of each record after the header."""
+    def of_csv(self, first: str, names: list[str]) -> Iterator[list[str]]:
+        """The named fields of each record after the header."""
         records = self.fields(chain([first], self))
         header = next(records)
-        for column in known.columns:
+        for column in names:
             if header.count(column) != 1:
                 rule = f"the header names column {column} once"
                 raise self.refusal(rule, first.strip(), cure="name every column once")
@@ -198,9 +177,9 @@ class _Text:
             if len(record) != len(header):
                 rule = f"every line has the {len(header)} fields of the header"
                 raise self.refusal(rule, self.line.rstrip())
-            yield [record[header.index(column)] for column in known.columns]
+            yield [record[header.index(column)] for column in names]
 
-    def of_json(self, first: str, known: Format) -> Iterator[list[str]]:
+    def of_json(self, first: str, names: list[str]) -> Iterator[list[str]]:
         """The same of each object, as text: what is no number then looks like none."""
         for line in chain([first], self):
             if not line.strip():
@@ -212,11 +191,11 @@ class _Text:
                 raise self.refusal(rule, line.rstrip()) from None
             if not isinstance(record, dict):
                 raise self.refusal("every line is one JSON object", record)
-            for column in known.columns:
+            for column in names:
                 if column not in record:
-                    rule = f"every line holds the keys {', '.join(known.columns)}"
+                    rule = f"every line holds the keys {', '.join(names)}"
                     raise self.refusal(rule, sorted(record), column, "add the key")
-            yield [repr(record[column]) for column in known.columns]
+            yield [repr(record[column]) for column in names]
 
 
 @contextmanager
@@ -237,19 +216,16 @@ def _opened(path: Path) -> Iterator[_Text]:
         raise
     except (OSError, *_BROKEN) as error:
         if kind is not None:
-            told = f"{path.name} begins like a {kind} file but cannot be unpacked ({error})"
-            cure = "fetch it again, unpack it first, or install what is missing"
-        elif isinstance(error, IsADirectoryError):
-            told, cure = f"a trace is one file: got the folder {str(path)!r}", "name a file in it"
-        elif isinstance(error, FileNotFoundError):
-            told = f"a trace must exist: no file at {str(path)!r} (looked from {str(Path.cwd())!r})"
-            cure = "check the path"
-        elif isinstance(error, OSError):
-            why = error.strerror or error
-            told, cure = f"a trace must be readable: {str(path)!r} gives {why}", "check the path"
-        else:
+            raise WorkloadError(
+                f"{path.name} begins like a {kind} file but cannot be unpacked ({error}); fetch it "
+                f"again, unpack it first, or install what is missing"
+            ) from error
+        if not isinstance(error, OSError):
             raise
-        raise WorkloadError(f"{told}; {cure}") from error
+        raise WorkloadError(
+            f"a trace is one file that can be read: {str(path)!r} gives {error.strerror or error} "
+            f"(looked from {str(Path.cwd())!r}); check the path"
+        ) from error
 
 
 def _short(value: object) -> str:
@@ -285,15 +261,16 @@ def load_trace(path: str | Path, limit: int | None = None) -> Workload:
     path = Path(path)
     with _opened(path) as text:
         notes, first = _preamble(text)
-        if first.lstrip().startswith("{"):
-            known, found = MOONCAKE, text.of_json(first, MOONCAKE)
-        else:
-            header = next(text.fields(iter([first])))
-            named = [known for known in (AZURE, KVLAB) if set(known.columns) <= set(header)]
-            if not named:
-                raise text.refusal("begins like no known trace format", first.strip(), cure=_KNOWN)
-            known, found = named[0], text.of_csv(first, named[0])
-        rows = [known.row(text, record) for record in islice(found, limit)]
+        header = [] if first.lstrip().startswith("{") else next(text.fields(iter([first])))
+        fits = {name: {c.name for c in columns} <= set(header) for name, columns in FORMATS.items()}
+        known = next((name for name in FORMATS if fits[name]), None if header else MOONCAKE)
+        if known is None:
+            raise text.refusal("begins like no known trace format", first.strip(), cure=_KNOWN)
+        columns, read = FORMATS[known], text.of_csv if header else text.of_json
+        rows = [
+            [text.parsed(*cell) for cell in zip(columns, record, strict=True)]
+            for record in islice(read(first, [column.name for column in columns]), limit)
+        ]
     table = pd.DataFrame(rows, columns=["time", "prompt", "output"])
     table, everything = table[table.output > 0], table
     dropped = len(everything) - len(table)
@@ -303,10 +280,10 @@ def load_trace(path: str | Path, limit: int | None = None) -> Workload:
             f"{path.name}: a trace holds at least 1 request that generated a token: got {what}; "
             f"check how the file was made"
         )
-    own = notes if known is KVLAB else {}
+    own = notes if known == KVLAB else {}
     packed = path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip")
     name = Path(path.stem).stem if packed else path.stem
-    source = own.get("source") or f"{known.name} {_printable(path.name)}"
+    source = own.get("source") or f"{known} {_printable(path.name)}"
     if limit is not None:
         source += f"; at most {limit} requests read"
     elif own.get("dropped", "").isdecimal():
@@ -314,7 +291,7 @@ def load_trace(path: str | Path, limit: int | None = None) -> Workload:
     if late := int((table.time.diff() < 0).sum()):
         source += f"; {late} lines out of order, sorted by arrival"
         table = table.sort_values("time", kind="stable")
-    times = table.time if known is KVLAB else (table.time - table.time.iloc[0]) / 1e9
+    times = table.time if known == KVLAB else (table.time - table.time.iloc[0]) / 1e9
     workload = Workload.from_arrays(
         own.get("name") or _printable(name), times, table.prompt, table.output, source, dropped
     )
@@ -354,7 +331,7 @@ def save_csv(workload: Workload, path: str | Path) -> None:
         f"# source: {workload.source}",
         f"# dropped: {workload.dropped}",
         f"# digest: {workload.digest}",
-        ",".join(KVLAB.columns),
+        ",".join(column.name for column in FORMATS[KVLAB]),
     ]
     body = (f"{r.arrival_s!r},{r.prompt_tokens},{r.output_tokens}" for r in workload.requests)
     try:

@@ -120,8 +120,7 @@ def copy_case(sizes: Sizes, effort: Effort = _EFFORT, aimed: bool = False) -> Ca
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way out to the host and back: ``out(i)`` copies request ``i`` and gives what ``back(kept,
-    i)`` restores; ``let_go`` takes what is no longer needed."""
+    """Out to the host and back: ``back`` restores what ``out`` of a request gave."""
 
     name: str
     back_name: str

@@ -43,13 +43,11 @@ class Verified(ModelCells):
             self.different += 1
 
     def back_up(self, rid: int, slots: WidenedSlots) -> list[KvBackup]:
-        """As the right cells, and then ``leaves``."""
         made = super().back_up(rid, slots)
         self.leaves(rid, slots)
         return made
 
     def restore(self, rid: int, backups: list[KvBackup], slots: WidenedSlots) -> None:
-        """As the right cells, and then ``returns``."""
         held = self.rows(slots)
         super().restore(rid, backups, slots)
         self.returns(rid, slots, held)
@@ -62,7 +60,6 @@ class Verified(ModelCells):
 
     @property
     def ranks(self) -> Sequence[MLATokenToKVPool]:
-        """The pools of rows."""
         return self.sharded.pools.ranks
 
     def rows(self, slots: WidenedSlots) -> Tensor:
@@ -75,7 +72,6 @@ class Verified(ModelCells):
         return found
 
     def put_rows(self, slots: WidenedSlots, rows: Tensor) -> None:
-        """Store what ``rows`` gave, each row on its owner."""
         for pool in self.ranks:
             here = pool.resolve(slots)
             pool.buffer[:, here.ids] = rows[:, here.source]

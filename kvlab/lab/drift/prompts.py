@@ -1,12 +1,8 @@
 """The requests of the study: recall lines and text of this project, stored with it.
 
-``data/drift/prompts.jsonl`` holds one request a line, a prompt of bytes (ASCII). Each looks like
-
-    set qk=5f zt=0c bf=9e             8 to 16 pairs
-    ... some text ...
-    get zt=0c bf=                     the answer is only in the rows of the pair
-
-and ends where the model must recall. A byte is a token id below 256, whatever it means to a model.
+Each line of ``data/drift/prompts.jsonl`` is a prompt of bytes (ASCII): "set qk=5f zt=0c bf=9e" (8
+to 16 pairs), some text, and "get zt=0c bf=", where the model must recall what is only in the rows
+of the pair. A byte is a token id below 256, whatever it means to a model.
 """
 
 import json

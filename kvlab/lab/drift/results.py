@@ -1,12 +1,8 @@
 """The tables of a study in a folder: written by a study, read by figures and notebooks.
 
-    summary.csv    one row a condition, DCP size and dtype
-    requests.csv   one row a request of these
-    positions.csv  |delta logprob| by position in the output, and by tokens since the latest restore
-    events.csv     the events of one run (``origin.json`` names it), tokens.csv its tokens
-    origin.json    how it was made, and the settings
-
-An empty field is a value that is not there (all NaN, never reached, a view that was not run).
+``data/README.md`` says what each column is. An empty field is a value that is not there (all NaN,
+never reached, a view that was not run). ``origin.json`` says how the study was made, and of which
+run ``events.csv`` and ``tokens.csv`` are.
 """
 
 import json
@@ -47,11 +43,11 @@ TABLES = {
 }
 #: Columns of words; all others hold numbers.
 WORDS = ("condition", "defect", "dtype", "axis", "event", "label")
-#: Every token of some requests in every run: written by ``kvlab.lab.drift.token_drift``.
+#: Every token of some requests in every run: written by ``scripts.token_drift``.
 TOKEN_DRIFT = ("condition", "dcp_size", "dtype", "rid", "restored_at", "tokens", "abs_dlogprob")
 
 
-_AGAIN = "make it again: kvlab drift --out, or python -m kvlab.lab.drift.token_drift"
+_AGAIN = "make it again: kvlab drift --out, or python -m scripts.token_drift"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,16 +1,9 @@
 """One run of the study: a condition at a DCP size in a dtype, seen one of two ways.
 
-*Forced*: every token is the reference's (one rank, no retraction, one request a forward, same
-dtype), so that a position means the same in every run, and what the run would have said is in its
-logprobs. *Free*: tokens are drawn, by a sampler that depends on (seed, request, position) only. It
-is not greedy because a tiny model left to its likeliest token falls into loops by itself.
-
-Pages hold one row (P = 1), so what a victim gives up is taken by others within one forward, and it
-comes back to other slots. (SGLang's decode nodes sort their free pages, ``need_sort``: the same.)
-
-Silent regime: ids lie in [W, (u + 1) W) when u pages are in use, lowest first. All of them are
-rows of a rank, so that code which takes ids for rows raises nothing, when (u + 1) W <= (N + 1) P,
-that is N + 1 >= c (u + 1). "forced" and "calm" pools are that large at every c.
+*Forced*: every token is the reference's (one rank, no retraction, one request a forward), so that a
+position means the same in every run. *Free*: tokens are drawn, by (seed, request, position) only;
+not greedy, because a tiny model left to its likeliest token falls into loops by itself. Pages hold
+one row, so what a victim gives up is taken by others within one forward.
 """
 
 import logging
@@ -60,14 +53,18 @@ class Drawn:
     seeded: Seeded
 
     def pick(self, rid: int, position: int, logprobs: Tensor) -> int:
-        """The token."""
         if bool(torch.isnan(logprobs).any()):
             return int(torch.argmax(logprobs))
         return self.seeded.pick(rid, position, logprobs)
 
 
 def node_config(point: Point, prompts: Prompts) -> NodeConfig:
-    """The node of a point: how large its pools are, and who leaves when."""
+    """The node of a point: how large its pools are, and who leaves when.
+
+    Silent regime ("forced" and "calm"): when u pages are in use, lowest first, ids lie below
+    (u + 1) W. All of them are rows of a rank, so that code which takes ids for rows raises nothing,
+    when (u + 1) W <= (N + 1) P, that is N + 1 >= c (u + 1).
+    """
     known, wide = point.known, PAGE_SIZE * point.dcp_size
     if known.schedule == "natural":
         requests = prompts.workload.requests

@@ -1,9 +1,8 @@
 """From the arrays of runs to the tables of the study, and each metric on the way, defined once.
 
 A *reference* p is the next-token distribution of one rank without retraction; a *run* q is that of
-the condition. Every number is *measured* on a real model; the workload is synthetic. Tokens whose
-logprob is NaN are counted (``nan_tokens``) and left out of maxima, means and percentiles; where
-nothing is left, the field is empty in a CSV, null in JSON and NaN in a frame.
+the condition. Tokens whose logprob is NaN are counted (``nan_tokens``) and left out of maxima,
+means and percentiles; where nothing is left, the field is empty in a CSV and null in JSON.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +54,11 @@ class Metric:
 
 
 _X = "|ln q(x) - ln p(x)| of the reference's token x"
+_REPETITION = (
+    f"share of output positions that end a stretch of at least {LEAST_STRETCH} tokens in which a "
+    f"block of at most {LONGEST_PERIOD} tokens follows itself {LEAST_TIMES} times or more"
+)
+_REPEATING = f"requests whose ρ is at least {REPEATS} above the reference's"
 METRICS = (
     Metric("abs_dlogprob", "|Δℓ|", "nats", _X, "forced"),
     Metric("max_abs_dlogprob", "max |Δℓ|", "nats", "largest |Δℓ| over the finite tokens", "forced"),
@@ -66,21 +70,8 @@ METRICS = (
     Metric("first_above_floor", "t_ε", "token", "first output position with |Δℓ| > 2 ε", "forced"),
     Metric("first_divergence", "t_d", "token", "first output position with another token", "free"),
     Metric("edit_distance", "d", "tokens", "least insertions, deletions and replacements", "free"),
-    Metric(
-        "repetition_rate",
-        "ρ",
-        "share",
-        f"share of output positions that end a stretch of at least {LEAST_STRETCH} tokens in which "
-        f"a block of at most {LONGEST_PERIOD} tokens follows itself {LEAST_TIMES} times or more",
-        "free",
-    ),
-    Metric(
-        "repeating_requests",
-        "n_ρ",
-        "requests",
-        f"requests whose ρ is at least {REPEATS} above the reference's",
-        "free",
-    ),
+    Metric("repetition_rate", "ρ", "share", _REPETITION, "free"),
+    Metric("repeating_requests", "n_ρ", "requests", _REPEATING, "free"),
 )
 
 

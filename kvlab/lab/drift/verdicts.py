@@ -1,18 +1,9 @@
 """What the tables of the study say: each expectation judged, and the open question argued.
 
 The floor of a dtype is the largest |delta logprob| without retraction, over all DCP sizes; *within*
-it is at most ``MARGIN`` times as much: two maxima over the same noise differ by less.
-
-The question, *reported* and never measured by us: under forced retraction about 4 of 48 restored
-requests fall into repetition, at DCP 1 as well. Which defect can do that? By the rows of c = 1:
-
-    cannot        all logprobs are those of the run with the fix, bit for bit; or no restored
-                  request leaves the floor; or so few do that 4 of 48 is out of reach, by chance too
-    too many      whoever is touched repeats, and that is more than the report's share can be
-    not excluded  all others: a tiny model that draws its tokens falls into loops less, or more,
-                  easily than a large one; the shares and their intervals are given, not judged
-
-"By chance" is the 95 % interval of Wilson for k of n, of the count here and of the one reported.
+it is at most ``MARGIN`` times as much. The question, *reported* and never measured by us: under
+forced retraction about 4 of 48 restored requests fall into repetition, at DCP 1 as well. Which
+defect can do that? ``_judged`` has the rules.
 """
 
 import math
@@ -59,7 +50,6 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """One line."""
         return f"{self.outcome}: {self.claim} ({self.evidence})"
 
 
@@ -197,7 +187,13 @@ def answers(summary: pd.DataFrame) -> list[Answer]:
 
 
 def _judged(row: Any) -> tuple[Judgement, str]:
-    """The rules of the module, in their order."""
+    """Can a defect make the reported share repeat? By its row of c = 1, in this order.
+
+    Cannot: all logprobs are those of the run with the fix, bit for bit; or no restored request
+    leaves the floor; or so few do that the share is out of reach, by chance too (95 % interval of
+    Wilson). Too many: whoever is touched repeats, and that is more than the share can be. All
+    others are not excluded: a tiny model falls into loops less, or more, easily than a large one.
+    """
     least, most = interval(*REPORTED)
     n, touched = row["restored_requests"], row["drifting_restored"]
     repeating = row["repeating_restored"]

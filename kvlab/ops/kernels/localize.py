@@ -1,12 +1,8 @@
 """Twins of ``kvlab.ops.localize``: one thread a slot, nothing that depends on a value but values.
 
-Of a run only what the rank owns is read. ``C`` and ``I`` are constants of a compiled kernel, so
-that a division by a power of two is a shift; lengths are not among the arguments that Triton must
-not specialize, since a length that 16 divides lets it move 16 bytes at a time.
-
-A top-k list is compacted by a running count, one program a list: the place of a survivor is the
-number of survivors before it, and a hole goes behind them all. A list longer than a block is walked
-through twice: once to count, once to place.
+``C`` and ``I`` are constants of a compiled kernel, so that a division by a power of two is a shift;
+lengths are specialized, since one that 16 divides lets Triton move 16 bytes at a time. A top-k list
+is compacted by a running count, one program a list: once through to count, once to place.
 """
 
 import torch
@@ -25,6 +21,12 @@ _LONGEST_BLOCK = 4096  # of a top-k list
 def row_of(ids, C: tl.constexpr, I: tl.constexpr):  # noqa: E741
     """The row of each slot (at least 0) in its owner's buffer."""
     return ids // (C * I) * I + ids % I
+
+
+@triton.jit
+def owns(ids, rank, C: tl.constexpr, I: tl.constexpr):  # noqa: E741
+    """Whether the rank stores each slot; a hole is nobody's."""
+    return (ids >= 0) & (ids // I % C == rank)
 
 
 @triton.jit(do_not_specialize=["rank", "phase", "skipped"])
@@ -49,8 +51,7 @@ def _fixed_shape(
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
     ids = tl.load(ids_ptr + i, mask=inside, other=-1)
-    own = (ids >= 0) & (ids // I % C == rank)
-    tl.store(rows_ptr + i, tl.where(own, row_of(ids, C, I), HOLE), mask=inside)
+    tl.store(rows_ptr + i, tl.where(owns(ids, rank, C, I), row_of(ids, C, I), HOLE), mask=inside)
 
 
 @triton.jit(do_not_specialize=["k", "rank"])
@@ -63,12 +64,12 @@ def _remap(
     survivors = tl.program_id(0) * 0
     for at in range(0, k, BLOCK):
         ids = tl.load(ids_ptr + base + at + lane, mask=at + lane < k, other=-1)
-        survivors += tl.sum(((ids >= 0) & (ids // I % C == rank)).to(tl.int32), axis=0)
+        survivors += tl.sum(owns(ids, rank, C, I).to(tl.int32), axis=0)
     front = survivors * 0
     for at in range(0, k, BLOCK):
         inside = at + lane < k
         ids = tl.load(ids_ptr + base + at + lane, mask=inside, other=-1)
-        own = (ids >= 0) & (ids // I % C == rank)
+        own = owns(ids, rank, C, I)
         seen = front + tl.cumsum(own.to(tl.int32), axis=0)  # survivors up to and with this one
         place = tl.where(own, seen - 1, survivors + at + lane - seen)
         tl.store(rows_ptr + base + place, tl.where(own, row_of(ids, C, I), -1), mask=inside)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvlab.index import Shard
 from kvlab.ops.kernels import on_device_of, power_of_two
-from kvlab.ops.kernels.localize import row_of
+from kvlab.ops.kernels.localize import owns, row_of
 
 _TILE = 8  # ids of one program
 _LONGEST_CHUNK = 256
@@ -39,8 +39,7 @@ def _write(
 ):  # fmt: skip
     i = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
     ids = tl.load(ids_ptr + i, mask=i < n, other=-1)
-    # The bounds first: -1 would look owned by the last rank.
-    own = (ids >= low) & (ids < end) & (ids // I % C == rank) & (i < n)
+    own = (ids >= low) & (ids < end) & owns(ids, rank, C, I) & (i < n)
     row = row_of(ids, C, I)
     width: tl.constexpr = NOPE + ROPE
     _part(layer_ptr, nope_ptr, row, i, own, nope_stride, width, 0, NOPE, NOPE_CHUNK)

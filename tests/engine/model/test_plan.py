@@ -43,7 +43,7 @@ def test_each_rank_sees_the_rows_that_localize_gives_and_pads_the_rest(step: Ste
     for rank, shard in enumerate(plan.ranks):
         assert torch.equal(shard.visible, plan.visible[rank, :, :, : shard.keys])
         assert not bool(plan.visible[rank, :, :, shard.keys :].any())
-        table, padding = shard.rows.ids.view(plan.batch, shard.keys), []
+        table, padding = shard.rows.ids.view(plan.batch, shard.keys), list[int]()
         for i, run in enumerate(runs):
             rows = localize(run, lay, rank)
             padding += range(i * shard.keys + len(rows), (i + 1) * shard.keys)

@@ -51,9 +51,9 @@ def test_every_defect_has_its_code_its_condition_and_says_where_it_was_reported(
 def test_every_condition_differs_from_its_right_twin_by_its_defect_alone() -> None:
     for known in CONDITIONS:
         twin = condition(known.fixed)
-        assert twin.defect is None
-        assert twin.schedule == known.schedule
+        assert (twin.defect, twin.schedule) == (None, known.schedule)
         assert (known.defect is None) == (twin == known)
+    assert condition("forced_before_fix").runs_as == condition("defect:widened_as_rows").runs_as
     with pytest.raises(StudyError, match=r"a condition is one of no_retraction, .*: got 'fixed'"):
         condition("fixed")
 
@@ -103,15 +103,12 @@ def test_a_file_of_prompts_that_cannot_be_used_is_named_with_its_reason(
         read_prompts(tmp_path / "p.jsonl")
     with pytest.raises(WorkloadError, match=r"'none', line 0: .* No such file or directory"):
         read_prompts(tmp_path / "none")
-
-
-def test_a_bad_line_of_prompts_is_named_and_good_ones_are_read_as_written(tmp_path: Path) -> None:
-    path = prompts_file(tmp_path / "p.jsonl")
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [bytes(t).decode() for t in read_prompts(path).tokens] == [x["prompt"] for x in lines]
-    path.write_text(path.read_text() + "{\n")
+    good = prompts_file(tmp_path / "good.jsonl")
+    texts = [json.loads(line)["prompt"] for line in good.read_text().splitlines()]
+    assert [bytes(tokens).decode() for tokens in read_prompts(good).tokens] == texts
+    good.write_text(good.read_text() + "{\n")
     with pytest.raises(WorkloadError, match="line 7"):
-        read_prompts(path)
+        read_prompts(good)
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])
@@ -124,13 +121,12 @@ def test_in_the_silent_regime_every_id_that_can_be_out_is_a_row(dcp_size: int) -
 
 
 def test_only_the_natural_schedule_is_short() -> None:
-    prompts = default_prompts()
-    needs = RUNNING * prompts.positions
     for name in ("no_retraction", "forced_fixed", "natural"):
         config = node(name, 4)
-        assert (config.layout.capacity_tokens < needs) == (name == "natural")
+        short = config.layout.capacity_tokens < RUNNING * default_prompts().positions
+        assert short == (name == "natural")
         assert (config.force_retract_interval == 3) == (name == "forced_fixed")
-    assert counts(prompts, "no_retraction", 4)["retract"] == 0
+    assert counts(default_prompts(), "no_retraction", 4)["retract"] == 0
 
 
 @pytest.mark.parametrize("dcp_size", [1, 2, 4, 8])

@@ -78,13 +78,6 @@ def rows_only(tmp_path_factory: pytest.TempPathFactory, requests_: Prompts) -> R
     return Runs(save_checkpoint(tmp_path_factory.mktemp("deepseek"), "deepseek"), requests_)
 
 
-def test_the_schedule_restores_most_requests_at_every_dcp_size(runs: Runs) -> None:
-    for c in (1, 4):
-        assert len(runs.restored_at("forced_fixed", c)) >= 4
-        same, different = runs.forced("forced_fixed", c)["restores"].tolist()
-        assert same >= 6 and different == 0
-
-
 def test_without_a_defect_nothing_of_the_study_changes_a_bit(runs: Runs) -> None:
     study, reference = runs.study, runs.reference("float32")
     config = node_config(Point(condition("forced_fixed"), 4, "float32"), study.prompts)
@@ -97,6 +90,10 @@ def test_without_a_defect_nothing_of_the_study_changes_a_bit(runs: Runs) -> None
     plain = ModelCells(sharded, prompts, sampler=Forced(streams), handover=True,
                        prefilled=Prefilled())  # fmt: skip
     StepNode(config, plain).run(study.prompts.workload)
+    for c in (1, 4):
+        assert len(runs.restored_at("forced_fixed", c)) >= 4
+        same, different = runs.forced("forced_fixed", c)["restores"].tolist()
+        assert same >= 6 and different == 0
     said = [x for rid in sorted(plain.streams) for x in plain.streams[rid].logprobs]
     assert np.array_equal(np.array(said, np.float32), runs.forced("forced_fixed", 4)["logprob"])
 
@@ -181,10 +178,6 @@ def test_index_defects_bring_back_other_bits_and_hit_requests_before_they_ever_l
                 before = values[: back[rid][0] if rid in back else None]
                 worst = max(worst, before.max(initial=0))
         assert worst > NOISE
-
-
-def test_before_the_fix_is_the_defect_of_widened_ids_under_another_name() -> None:
-    assert condition("forced_before_fix").runs_as == condition("defect:widened_as_rows").runs_as
 
 
 def test_nan_in_the_padding_row_makes_nan_tokens_and_one_token_over_and_over(runs: Runs) -> None:

@@ -124,12 +124,9 @@ def test_each_token_has_the_step_that_made_it() -> None:
     assert table.loc[table["rid"] == 1, "step"].tolist() == [1, 1, 2, 3]
 
 
-def test_largest_and_mean_leave_nan_out_and_say_so_when_nothing_is_left() -> None:
+def test_largest_and_mean_leave_nan_out_and_events_come_back_from_their_array() -> None:
     assert largest(np.array([1.0, NAN])) == mean(np.array([1.0, NAN])) == 1
     assert largest(np.array([])) == 0
     assert np.isnan(largest(np.array([NAN]))) and np.isnan(mean(np.array([])))
-
-
-def test_events_come_back_from_their_array() -> None:
     assert (events_of(events_array(EVENTS))) == EVENTS
     assert events_array([]).shape == (0,)

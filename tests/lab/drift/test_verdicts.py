@@ -8,7 +8,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from kvlab.lab.drift import DEFECTS, DTYPES, Verdict, answers, argument, verdicts
-from kvlab.lab.drift.verdicts import RECOMPUTE, UNKNOWN, interval
+from kvlab.lab.drift.verdicts import UNKNOWN, interval
 from tests.lab.drift.made_up import FLOOR, summary
 
 
@@ -35,7 +35,6 @@ def test_numbers_as_expected_confirm_every_expectation() -> None:
     ("name", "changes"),
     [
         ("restored_bits", {"forced_fixed__4": {"restores_different": 1}}),
-        ("restored_bits", {"natural__1": {"restores_different": 1}}),
         ("forced_fixed_within_floor_float32", {"forced_fixed__2": {"max_abs_dlogprob": 3 * FLOOR}}),
         ("forced_fixed_within_floor_fp8", {"forced_fixed__1": {"nan_tokens": 1}}),
         ("natural_within_floor_float32", {"natural__1": {"max_abs_dlogprob": 1e-2}}),
@@ -87,12 +86,6 @@ def test_a_floor_of_zero_is_held_by_equal_bits_and_left_by_any_drift() -> None:
     assert given["before_fix_beyond_floor_float32"].outcome == "confirmed"
 
 
-def test_the_cause_of_recompute_is_told_only_where_it_leaves_the_floor() -> None:
-    name = "recompute_within_floor_float32"
-    assert RECOMPUTE not in found()[name].evidence
-    assert RECOMPUTE in found(recompute={"max_abs_dlogprob": 3 * FLOOR})[name].evidence
-
-
 def test_what_was_not_run_is_not_judged() -> None:
     table = summary(sizes=(1,))
     given = {v.name: v for v in verdicts(table)}
@@ -107,11 +100,11 @@ def test_what_was_not_run_is_not_judged() -> None:
 
 def test_a_condition_that_never_retracted_confirms_nothing() -> None:
     never = {"retractions": 0, "restores": 0, "restored_requests": 0}
-    found = {v.name: v for v in verdicts(summary({"natural": never}))}
-    assert found["natural_within_floor_float32"].outcome == "not measured"
-    some = {v.name: v for v in verdicts(summary({"natural__1": never}))}
-    assert some["natural_within_floor_float32"].outcome == "confirmed"
-    assert "at c = 2, 4; 120 retractions" in some["natural_within_floor_float32"].evidence
+    name = "natural_within_floor_float32"
+    assert found(natural=never)[name].outcome == "not measured"
+    some = found(natural__1=never)[name]
+    assert some.outcome == "confirmed"
+    assert "at c = 2, 4; 120 retractions" in some.evidence
 
 
 def judged(**changes: dict[str, Any]) -> dict[str, str]:
@@ -131,10 +124,8 @@ def test_a_defect_that_is_bit_identical_at_one_rank_cannot() -> None:
     [
         ({"repeating_restored": 4}, "not excluded"),
         ({"repeating_restored": 0}, "not excluded"),  # a large model may loop where this does not
-        ({"repeating_restored": 30}, "not excluded"),  # fewer, if drawn otherwise
         ({"repeating_restored": 43}, "not excluded"),  # nine in ten of 48 are 43.2
         ({"repeating_restored": 44}, "too many"),
-        ({"drifting_restored": 3, "repeating_restored": 3}, "not excluded"),
         ({"drifting_restored": 1, "restored_requests": 400, "repeating_restored": 0}, "cannot"),
         ({"drifting_restored": 0, "repeating_restored": 0}, "cannot"),
         ({"restored_requests": 0}, "not measured"),
@@ -159,11 +150,7 @@ def test_the_interval_holds_its_share_and_is_within_0_and_1(pair: tuple[int, int
     assert 0 <= low <= hits / of <= high <= 1
     wider = interval(10 * hits, 10 * of)
     assert wider[1] - wider[0] < high - low
-
-
-def test_the_interval_of_a_known_example() -> None:
     assert interval(4, 48) == pytest.approx((0.0329, 0.1955), abs=5e-4)
-    assert interval(0, 0) == (0, 1)
 
 
 def test_the_text_names_every_defect_in_its_group_and_says_what_stays_unknown() -> None:

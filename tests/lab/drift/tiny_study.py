@@ -42,18 +42,14 @@ def save_checkpoint(folder: Path, kind: str = "kimi") -> Path:
     model: Any
     if kind == "kimi":
         layers = ["full_attention", "linear_attention", "full_attention"]
-        config = KimiLinearConfig(**SHAPE, num_hidden_layers=3, layer_types=layers,
+        config: Any = KimiLinearConfig(**SHAPE, num_hidden_layers=3, layer_types=layers,
                                   mlp_layer_types=["dense"] * 3, num_local_experts=1,
                                   linear_head_dim=8, linear_num_heads=2)  # fmt: skip
         model = KimiLinearForCausalLM(config)
     else:
-        more: dict[str, Any] = {
-            "n_routed_experts": 2,
-            "n_group": 1,
-            "topk_group": 1,
-            "first_k_dense_replace": 2,
-        }
-        model = DeepseekV3ForCausalLM(DeepseekV3Config(**SHAPE, num_hidden_layers=2, **more))
+        config = DeepseekV3Config(**SHAPE, num_hidden_layers=2, n_routed_experts=2, n_group=1,
+                                  topk_group=1, first_k_dense_replace=2)  # fmt: skip
+        model = DeepseekV3ForCausalLM(config)
     model.save_pretrained(folder)
     return folder
 

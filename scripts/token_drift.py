@@ -1,6 +1,6 @@
 """Every token of some requests in every run of the study, which the drift explorer colors.
 
-python -m kvlab.lab.drift.token_drift --cache build/cache/drift --out data/runs/drift
+python -m scripts.token_drift --cache build/cache/drift --out data/runs/drift
 """
 
 import argparse
@@ -21,7 +21,7 @@ from kvlab.lab.keep import Keep
 from kvlab.lab.origin import collect_origin
 from kvlab.memory.published import data_path
 
-COMMAND = "python -m kvlab.lab.drift.token_drift"
+COMMAND = "python -m scripts.token_drift"
 REQUESTS = 12
 
 
