@@ -78,7 +78,7 @@ class HostArena:
                 if self.pinned and len(self._idle) < held:
                     # Gives what is freed back to the system; by the name that this torch has.
                     release: Any = getattr(torch.accelerator, "empty_host_cache", None)
-                    (release or torch._C._host_emptyCache)()  # type: ignore[attr-defined]
+                    (release or torch._C._host_emptyCache)()
             try:
                 with torch.inference_mode(False):  # to be written to outside of it as well
                     block = torch.empty(size, dtype=torch.uint8, pin_memory=self.pinned)
@@ -190,7 +190,7 @@ class HostTransfer:
 
 def plan_copy(
     kv: Tensor, page_size: int, device: torch.device | None = None
-) -> tuple[Tensor, Tensor, dict[str, int]]:
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Of a copy ``kv`` ``(layers, m, e)``: zeros for its sums, int64 ``(layers, blocks)``; its flat
     rows ``(layers * m, e)``; and the sizes that the ops want."""
     block_rows = ops.summed_rows(page_size)

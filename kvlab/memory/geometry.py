@@ -175,7 +175,7 @@ def given_geometry(text: str) -> ModelGeometry:
     in_file = text.endswith(".json")
     where = Path(text).name if in_file else repr(text)
     pairs = _of_file(Path(text)) if in_file else _of_line(text)
-    given = dict(pairs)
+    given: dict[str, Any] = dict(pairs)
     if len(given) != len(pairs):
         raise CapacityError(f"each field of a geometry is given once: one stands twice in {where}")
     for key in given:
@@ -197,7 +197,7 @@ def given_geometry(text: str) -> ModelGeometry:
             raise CapacityError(
                 f"{key} is a text of 1 to 80 printable characters: got {word!r} in {where}"
             )
-    given = {"name": "own geometry", "source": "given by the user", "kda_layers": 0} | given
+    given = {"name": "own geometry", "source": "given by the user", "kda_layers": 0, **given}
     kinds = (given["mla_layers"], given["kda_layers"])
     given.setdefault("layers", sum(kinds) if all(type(n) is int for n in kinds) else 0)
     model = ModelGeometry(**given)

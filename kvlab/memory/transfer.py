@@ -115,16 +115,16 @@ class StagedTransfer(HostTransfer):
                 told = torch.empty(sums.shape, dtype=torch.int64, pin_memory=own.is_pinned())
                 staging = self._begin([buffer, ids, sums])
                 # Each piece fills staging on stream ``first`` and leaves it on ``second``.
-                first, second, op = self._rows, self._copies, ops.gather_rows
+                op: Callable[..., None] = ops.gather_rows
+                first, second = self._rows, self._copies
                 if want is not None:
-                    first, second, op = self._copies, self._rows, ops.scatter_rows
+                    op, first, second = ops.scatter_rows, self._copies, self._rows
                 ends: list[Any] = []
                 for begin, end, stage, halves in _pieces(flat, staging):
                     host = flat[begin:end]
                     move = partial(op, buffer, ids, stage, begin, end, sums=sums, **options)
-                    fill, empty = move, _carry(host, stage)
-                    if want is not None:
-                        fill, empty = _carry(stage, host), move
+                    out, back = _carry(host, stage), _carry(stage, host)
+                    fill, empty = (move, out) if want is None else (back, move)
                     if len(ends) >= halves:
                         first.wait_event(ends[-halves])
                     self._add(first, fill, failed)

@@ -73,7 +73,7 @@ def test_what_does_not_fit_together_writes_nothing() -> None:
         (([], NEW), "got 0 backups for 3 ranks"),
     ):
         with pytest.raises(BackupError, match=text):
-            restore_ranks(pools, *given)  # type: ignore[arg-type]
+            restore_ranks(pools, *given)
     with pytest.raises(BackupError, match=rf"one of a StatePool: got {slot} and no states"):
         back_up_ranks(pools, OLD, None, slot)
     for pool, old in zip(pools, before, strict=True):  # as bits: random bytes hold NaN

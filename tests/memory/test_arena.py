@@ -32,7 +32,7 @@ def test_live_blocks_never_overlap_and_memory_keeps_under_the_bound(
     arena = HostArena(bound, grain=64)
     live: list[tuple[torch.Tensor, int]] = []
     for mark in range(data.draw(st.integers(1, 25))):
-        if live and data.draw(st.booleans()):
+        if data.draw(st.booleans()) and live:
             block, was = live.pop(data.draw(st.integers(0, len(live) - 1)))
             assert bool((block == was).all())  # nobody wrote to it meanwhile
             arena.give(block)

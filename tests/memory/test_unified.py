@@ -227,7 +227,7 @@ def test_a_page_that_cannot_be_mapped_or_unmapped_changes_nothing() -> None:
         (table.map_pages, [True], IndexSpaceError, r"virtual page must be an int: got True"),
     ):
         with pytest.raises(error, match=text):
-            call(pages)  # type: ignore[operator]
+            call(pages)  # type: ignore[arg-type]
         assert torch.equal(table.v2p, before)
 
 
