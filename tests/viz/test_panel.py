@@ -80,7 +80,7 @@ def test_what_no_shorthand_describes_is_refused(spec: object) -> None:
         KvlabError, match=r"a control (is a bool, a range, .*:|has a value:) start is"
     ):
         Panel(draw, start=spec)
-    with pytest.raises(KvlabError, match="the name of a figure is made of a-z, 0-9"):
+    with pytest.raises(KvlabError, match="the name of a figure becomes a file name, of a-z, 0-9"):
         Panel(draw, name="../up", start=True)
 
 

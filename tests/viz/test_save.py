@@ -114,7 +114,7 @@ def test_a_picture_that_fails_leaves_the_old_set(
 
 @pytest.mark.parametrize("name", ["", "A", "a b", "../a", "a.png", "-a", "a" * 81])
 def test_a_name_that_is_no_file_name_everywhere_is_refused(tmp_path: Path, name: str) -> None:
-    message = f"the name of a figure is made of a-z, .*: got {re.escape(repr(name))}; use e.g."
+    message = f"the name of a figure becomes a file name, .*: got {re.escape(repr(name))}; use e.g."
     with pytest.raises(KvlabError, match=message):
         save_figure(figure(), name, DATA, ORIGIN, tmp_path)
     message = r"saved with the numbers that it shows.*'a' got one of shape \(0, 2\)"
