@@ -59,7 +59,7 @@ def picture(panel: Panel) -> bytes:
         (widgets.IntText(value=3), widgets.IntText, 3),
     ],
 )
-def test_a_shorthand_gives_a_labelled_control(spec: object, kind: type, start: object) -> None:
+def test_a_shorthand_gives_a_labeled_control(spec: object, kind: type, start: object) -> None:
     panel = Panel(draw, page_size=spec)
     (control,) = panel.widget.children[0].children
     assert (type(control), control.description) == (kind, "page size")
@@ -93,7 +93,7 @@ def test_a_move_draws_once_and_shows_the_new_picture() -> None:
     assert picture(panel) != before
     on_screen = png_bytes(panel.drawing().figure, SCREEN_DPI)
     assert base64.b64encode(on_screen).decode() in panel.widget.children[1].value
-    kept = picture(panel)  # in few colours
+    kept = picture(panel)  # in few colors
     assert imread(io.BytesIO(kept)).shape[:2] == imread(io.BytesIO(on_screen)).shape[:2]
     assert 3 * len(kept) < 2 * len(on_screen)
     panel.widget.children[0].children[1].value = 5  # as a user does

@@ -40,7 +40,7 @@ def read(png: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
 
 
 def drawn() -> Figure:
-    """Lines, hatches, an image, a colour bar, a legend: all that has ids in an SVG."""
+    """Lines, hatches, an image, a color bar, a legend: all that has ids in an SVG."""
     fig = figure("double", height=2)
     left, right = fig.subplots(1, 2)
     left.plot([0, 1], [1, 0], label="a line")
@@ -150,7 +150,7 @@ def test_every_pixel_reads_back_within_half_a_level(pixels: Rgb) -> None:
     assert np.abs(back - pixels).max() <= 9
 
 
-def test_a_picture_of_more_colours_than_a_palette_holds_gets_coarser_levels() -> None:
+def test_a_picture_of_more_colors_than_a_palette_holds_gets_coarser_levels() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (99, 99, 3)).astype(np.uint8)
     back = read(indexed_png(pixels))
     assert np.abs(back - pixels).max() <= 26
