@@ -28,7 +28,7 @@ VICTIM = style.OWNED
 FREE = Role("no token", style.WHITE)
 # The others by their number: enough of them for small pools, then from the start again.
 OTHERS = (
-    Role("", style.LIGHT_GREY),
+    Role("", style.LIGHT_GRAY),
     Role("", style.SKY),
     Role("", style.ORANGE),
     Role("", style.GREEN),
@@ -38,7 +38,7 @@ LEFT_IN, TOP_IN, RANK_IN, CELL_IN, GAP_IN = 0.55, 0.82, 0.3, 0.2, 0.12
 NAME = "backup-stepper"
 DEFINITION = (
     "Every row of every rank, read from real pools after each step. A number is the position whose "
-    "token the row holds, a colour its request (blue: the one that is backed up); white: no token; "
+    "token the row holds, a color its request (blue: the one that is backed up); white: no token; "
     "hatched: padding page. Vermillion frame: a row of a running request that does not hold its "
     "token. Right of the gap: the rank's copy on the host."
 )
@@ -83,8 +83,8 @@ def draw_rows(canvas: Canvas, grid: Grid, cells: pd.DataFrame, victim: int, top:
         x = LEFT_IN + page * page_in
         canvas.line([(x, top - 0.03), (x, bottom - 0.06)], style.BLACK, 0.6)
         if page % every == 0:
-            canvas.text(x + page_in / 2, top - 0.1, f"{page}", 6.5, style.DARK_GREY, "center")
-    canvas.text(grid.host, top - 0.1, "host", 6.5, style.DARK_GREY)
+            canvas.text(x + page_in / 2, top - 0.1, f"{page}", 6.5, style.DARK_GRAY, "center")
+    canvas.text(grid.host, top - 0.1, "host", 6.5, style.DARK_GRAY)
     rows: Any = cells.itertuples()
     for cell in rows:
         box = grid.box(cell, top)
@@ -130,7 +130,7 @@ def backup_steps_figure(
     return caption(
         fig,
         "Every row of every rank, read from real pools after each step; a number is the position "
-        "whose token the row holds, a colour the request. White rows hold no token, hatched rows "
+        "whose token the row holds, a color the request. White rows hold no token, hatched rows "
         "are the padding page.",
         origin,
     )
@@ -167,7 +167,7 @@ def draw_backup(
     entries: list[tuple[Key, str]] = [
         (VICTIM, f"request {walk.victim}, the victim"),
         *((other, "") for other in OTHERS[:-1]),
-        (OTHERS[-1], "other requests, a colour each"),
+        (OTHERS[-1], "other requests, a color each"),
         (FREE, "no token"),
         (style.PADDING, "padding page (0)"),
     ]
@@ -187,7 +187,7 @@ def _draw_path(canvas: Canvas, step: int, failed: bool) -> None:
     size = 7.5 if room > 1 else 5.2
     for at, name in enumerate(STEPS):
         here = at == step
-        color = style.DARK_GREY if not here else style.VERMILLION if failed else style.BLACK
+        color = style.DARK_GRAY if not here else style.VERMILLION if failed else style.BLACK
         left = MARGIN_IN + at * room
         canvas.text(left, 0.42, name, size, color, bold=here)
         reached = style.BLACK if at <= step else "#C8C8C8"

@@ -28,7 +28,7 @@ from matplotlib.path import Path
 from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
-from kvlab.viz.style import BLACK, DARK_GREY, VERMILLION, WHITE, Role, Width, use_style, width_in
+from kvlab.viz.style import BLACK, DARK_GRAY, VERMILLION, WHITE, Role, Width, use_style, width_in
 
 MARGIN_IN = 0.08
 KEY_IN, KEY_LINE_IN = 0.16, 0.2
@@ -44,7 +44,7 @@ Box = tuple[float, float, float, float]
 #: The look of an entry of a legend: a box, a marker with its color, or ("line", color).
 Key = Role | tuple[str, str]
 
-OUTSIDE = Role("", WHITE, ink=DARK_GREY)
+OUTSIDE = Role("", WHITE, ink=DARK_GRAY)
 
 
 @lru_cache(maxsize=512)
@@ -91,12 +91,12 @@ class Canvas:
         self._letters: dict[tuple[str, float, str, bool], list[Point]] = {}
         self._frames: dict[float, list[list[Point]]] = {}
 
-    def box(self, box: Box, role: Role, edge: str = DARK_GREY, line: float = 0.4) -> None:
+    def box(self, box: Box, role: Role, edge: str = DARK_GRAY, line: float = 0.4) -> None:
         """A filled box."""
         self._boxes.setdefault((role, edge, line), []).append(_corners(box))
 
     def cell(
-        self, box: Box, role: Role, text: str = "", edge: str = DARK_GREY, bold: bool = False
+        self, box: Box, role: Role, text: str = "", edge: str = DARK_GRAY, bold: bool = False
     ) -> None:
         """A box with a text of its own letters in its middle, left out where it does not fit."""
         self.box(box, role, edge)
@@ -126,7 +126,7 @@ class Canvas:
         )  # fmt: skip
 
     def line(
-        self, points: Sequence[Point], color: str = DARK_GREY, width: float = 0.8, dash: str = "-"
+        self, points: Sequence[Point], color: str = DARK_GRAY, width: float = 0.8, dash: str = "-"
     ) -> None:
         """A line through ``points``."""
         drawn = LineCollection([points], colors=color, linewidths=width, linestyles=dash, zorder=3)

@@ -39,7 +39,7 @@ SIZES: Mapping[int, Stroke] = {
 OTHER_SIZE = Stroke(style.BLACK, "-", "P")
 MOST_TICKS = 5
 CONTENDERS: Mapping[str, Stroke] = {
-    ops.COPY: Stroke(style.DARK_GREY, ":", "_"),
+    ops.COPY: Stroke(style.DARK_GRAY, ":", "_"),
     ops.STRIDE: Stroke(style.SKY, (0, (8, 2)), "P"),
     ops.MASK: Stroke(style.ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
     ops.CHECKED: Stroke(style.GREEN, "-.", "^"),
@@ -119,7 +119,7 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
             else:
                 _from_zero(ax, mine)
     handles = [
-        Line2D([], [], color=style.DARK_GREY, ls=dash, marker="", label=f"{n:g} layers")
+        Line2D([], [], color=style.DARK_GRAY, ls=dash, marker="", label=f"{n:g} layers")
         for n, dash in dashes.items()
     ]
     handles += _size_keys(points)
@@ -134,7 +134,7 @@ def copies_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
 
 
 def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] = ()) -> Figure:
-    """Merge and owner write: share of the speed of one copy, over the bytes of that copy. Colour is
+    """Merge and owner write: share of the speed of one copy, over the bytes of that copy. Color is
     the contender, the marker the DCP size.
 
     Small calls are bound by the start of the work, large ones by memory: over the bytes one sees
@@ -159,7 +159,7 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
         _from_zero(ax, mine)
         _bytes_axis(ax, mine["bytes"], "bytes of the copy")
         handles = [Line2D([], [], color=colors[n], lw=4, marker="", label=n) for n in names]
-        legend_below(ax, [*handles, *_size_keys(mine, style.DARK_GREY)], ncols=2)
+        legend_below(ax, [*handles, *_size_keys(mine, style.DARK_GRAY)], ncols=2)
     axes[0].set_ylabel("share of one copy (measured)")
     text = (
         "Time of one copy of the bytes that must move, over ours: 1 is the ceiling. Medians, bars "
@@ -171,7 +171,7 @@ def shares_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str] =
 def _has_points(ax: Axes, points: pd.DataFrame) -> bool:
     """Whether there is a point to draw; where there is none, the axes say so."""
     if points.empty:
-        ax.text(0.5, 0.5, NOT_MEASURED, color=style.DARK_GREY, ha="center", va="center",
+        ax.text(0.5, 0.5, NOT_MEASURED, color=style.DARK_GRAY, ha="center", va="center",
                 transform=ax.transAxes)  # fmt: skip
         ax.set(xticks=[], yticks=[])
     else:
@@ -199,7 +199,7 @@ def _spread_line(ax: Axes, points: pd.DataFrame, x: str, label: str, stroke: Str
 
 def _ceiling(ax: Axes, points: pd.DataFrame) -> None:
     """A line at 1, and a dotted line for each aim with its number at the right."""
-    ax.axhline(1, color=style.DARK_GREY, lw=0.8, zorder=1)
+    ax.axhline(1, color=style.DARK_GRAY, lw=0.8, zorder=1)
     for value in sorted(points["aim"].dropna().round(3).unique()):
         ax.axhline(value, color=style.BLACK, ls=(0, (1, 1.5)), lw=1.0, zorder=1)
         ax.annotate(

@@ -38,8 +38,8 @@ VERDICTS: Mapping[str, Role] = {
 }
 VICTIM = replace(style.OWNED, label="the victim's, of other positions")
 NOBODY = replace(style.PADDING, label="no token")
-# Neighbours take turns, so that the border between two requests shows; the label names them.
-NEIGHBOURS = (
+# Neighbors take turns, so that the border between two requests shows; the label names them.
+NEIGHBORS = (
     replace(style.OTHER, label="another request's"),
     replace(style.OTHER, color=style.SKY, label="the next request's"),
 )
@@ -101,7 +101,7 @@ def saved_rows_figure(saved: pd.DataFrame, victim: int, origin: Origin) -> Figur
                         color=role.ink)  # fmt: skip
     _frame(ax, ranks, "rank ", (0, most), f"saved row, by position of the victim, request {victim}")
     ax.set_title(f"Backing up request {victim} with slots as rows saves the rows of others")
-    legend_below(ax, _patches([VICTIM, *NEIGHBOURS, NOBODY]), ncols=4)
+    legend_below(ax, _patches([VICTIM, *NEIGHBORS, NOBODY]), ncols=4)
     return caption(
         fig,
         "Each rank saved one row for every position of the victim; drawn is the request whose "
@@ -192,7 +192,7 @@ def spans(values: Iterable[Value]) -> list[tuple[int, int, Value]]:
 
 def _box(ax: Axes, x: float, y: float, width: float, role: Role) -> None:
     """One rectangle from ``x``, its middle at height ``y``."""
-    ax.add_patch(Rectangle((x, y - 0.4), width, 0.8, fc=role.color, ec=style.DARK_GREY, lw=0.4,
+    ax.add_patch(Rectangle((x, y - 0.4), width, 0.8, fc=role.color, ec=style.DARK_GRAY, lw=0.4,
                            hatch=role.hatch))  # fmt: skip
 
 
@@ -209,11 +209,11 @@ def _frame(
 
 def _patches(roles: Iterable[Role]) -> list[Patch]:
     """Legend entries of areas."""
-    return [Patch(fc=role.color, ec=style.DARK_GREY, lw=0.4, hatch=role.hatch, label=role.label)
+    return [Patch(fc=role.color, ec=style.DARK_GRAY, lw=0.4, hatch=role.hatch, label=role.label)
             for role in roles]  # fmt: skip
 
 
 def _holder(request: int, victim: int) -> Role:
     if request < 0:
         return NOBODY
-    return VICTIM if request == victim else NEIGHBOURS[request % 2]
+    return VICTIM if request == victim else NEIGHBORS[request % 2]

@@ -33,7 +33,7 @@ from kvlab.viz import style
 from kvlab.viz.style import Stroke, ZeroLog, caption, doubling_axis, figure, legend_in
 
 LOOKS: Mapping[str, Stroke] = {
-    "no_retraction": Stroke(style.DARK_GREY, ":", "s"),
+    "no_retraction": Stroke(style.DARK_GRAY, ":", "s"),
     "forced_fixed": Stroke(style.BLUE, "-", "o"),
     "forced_before_fix": Stroke(style.VERMILLION, "--", "X"),
     "natural": Stroke(style.GREEN, "-.", "^"),
@@ -52,7 +52,7 @@ REFERENCE = (
     "Reference: one rank, no retraction, same dtype, one request a forward; the runs batch, so "
     "rounding differs at DCP 1 too."
 )
-ZERO = "The grey band at 0 holds values that are exactly 0: equal bits."
+ZERO = "The gray band at 0 holds values that are exactly 0: equal bits."
 TOLERANCE_TEXT = f"{UPSTREAM_TOLERANCE:.2f}: tolerance of the upstream PD test (reported)"
 TOLERANCE_LOOK: Mapping[str, Any] = {"color": style.BLACK, "ls": (0, (1, 1)), "lw": 1.0}
 MARK_LOOK: Mapping[str, Any] = {"mec": style.WHITE, "mew": 0.4, "ms": 5.5}
@@ -156,10 +156,10 @@ def drift_by_position_figure(positions: pd.DataFrame, origin: Origin) -> Figure:
         ax.set_title(f"DCP {size}", fontsize=8.5)
         if size == SIZES[0]:
             ax.set_ylabel("|Δℓ| (nats)")
-    grey = [Patch(fc="#888888", alpha=a, label=words)
+    gray = [Patch(fc="#888888", alpha=a, label=words)
             for a, words in ((0.55, "median to p90"), (0.25, "p90 to max"))]  # fmt: skip
     lines = [_line(name, marker="") for name in conditions]
-    legend_in(below, [*lines, *grey, _tolerance()], 2)
+    legend_in(below, [*lines, *gray, _tolerance()], 2)
     fig.suptitle("Drift along a request (float32)", x=0.01, ha="left")
     return caption(
         fig,
@@ -371,9 +371,9 @@ def _cell(ax: Axes, x: float, y: float, text: str, share: float | None) -> None:
     if share is not None:
         ax.add_patch(Rectangle((x + 0.04, y - 0.4), 0.92 * share, 0.8, fc=style.SKY, ec="none"))
         ax.add_patch(
-            Rectangle((x + 0.04, y - 0.4), 0.92, 0.8, fc="none", ec=style.LIGHT_GREY, lw=0.5)
+            Rectangle((x + 0.04, y - 0.4), 0.92, 0.8, fc="none", ec=style.LIGHT_GRAY, lw=0.5)
         )
-    color = style.DARK_GREY if text == NOT_THERE or (share == 0) else style.BLACK
+    color = style.DARK_GRAY if text == NOT_THERE or (share == 0) else style.BLACK
     ax.text(x + 0.5, y, text, ha="center", va="center", fontsize=HEAD_PT, color=color)
 
 
@@ -391,7 +391,7 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
     points = list(zip(log["phase"].tolist(), seen.tolist(), strict=True))
     for before, after in pairwise(points):
         for ax in (left, right) if before[0] != after[0] else ():
-            ax.axvline((before[1] + after[1]) / 2, color=style.LIGHT_GREY, lw=1, zorder=0)
+            ax.axvline((before[1] + after[1]) / 2, color=style.LIGHT_GRAY, lw=1, zorder=0)
     left.plot(seen, log["train_bits_per_byte"], "--s", color=style.ORANGE, label="training batches")
     left.plot(seen, log["held_out_bits_per_byte"], "-o", color=style.BLUE, label="held-out text")
     left.set(xlabel="bytes seen (millions)", ylabel="bits a byte", xlim=(0, None), ylim=(0, None))
@@ -401,7 +401,7 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
     right.axhline(chance, color=style.VERMILLION, ls="--", lw=1)
     right.annotate(
         f"chance {chance:.4g}", (1, chance), (-2, 3), xycoords=("axes fraction", "data"),
-        textcoords="offset points", ha="right", color=style.DARK_GREY, fontsize=8,
+        textcoords="offset points", ha="right", color=style.DARK_GRAY, fontsize=8,
     )  # fmt: skip
     right.set(xlabel="bytes seen (millions)", ylabel="share right", xlim=(0, None), ylim=(0, 1.02))
     right.set_title("Recall of value bytes")
@@ -411,7 +411,7 @@ def loss_curve_figure(log: pd.DataFrame, chance: float, origin: Origin) -> Figur
         "Bits a byte: mean cross-entropy of the next byte, base 2; training: mean over the steps "
         "since the point before, held-out: 16 windows of files that training never saw. Recall: "
         "share of the value bytes after a get that the model ranks first, over 8 sequences of "
-        "held-out text with 12 pairs. Grey lines: phases of the training begin, with more pairs, "
+        "held-out text with 12 pairs. Gray lines: phases of the training begin, with more pairs, "
         "farther away. Measured.",
         origin,
     )

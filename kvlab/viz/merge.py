@@ -18,7 +18,7 @@ from kvlab.errors import StudyError
 from kvlab.lab.merge_case import REPORTED, Base, Merge, MergeCase
 from kvlab.viz.canvas import MARGIN_IN, Canvas
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
-from kvlab.viz.style import BLACK, DARK_GREY, OWNED, VERMILLION, Role, Width
+from kvlab.viz.style import BLACK, DARK_GRAY, OWNED, VERMILLION, Role, Width
 
 NAME = "merge-explorer"
 MOST = 4
@@ -102,7 +102,7 @@ def draw_merge(
     lse_x, read_x, bar_x = (0.62, 1.35, 2.1) if width == "double" else (0.52, 0.95, 1.4)
     room = canvas.wide - bar_x - 0.62
     for x, head in ((MARGIN_IN, "rank"), (lse_x, "lse"), (read_x, "read as"), (bar_x, "weight")):
-        canvas.text(x, TOP_IN - 0.12, head, 7.5, DARK_GREY)
+        canvas.text(x, TOP_IN - 0.12, head, 7.5, DARK_GRAY)
     for at, row in enumerate(rows):
         y = TOP_IN + at * RANK_IN
         canvas.text(MARGIN_IN, y + RANK_IN / 2, f"{row['rank']}", 8.5, bold=True)

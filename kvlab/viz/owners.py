@@ -61,7 +61,7 @@ NUM_PAGES, EXPLORER_LINES = 12, 34
 RULE = next(iter(ENGINE_RULES))
 BY_HAND = "the interleave of the slider"
 DEFINITION = (
-    "Left: slots of the run's pages, a line of slots in order, coloured and named by the rank that "
+    "Left: slots of the run's pages, a line of slots in order, colored and named by the rank that "
     "owns them, slot // I % c with interleave I; white: not of the run. Right: rows of each rank's "
     "buffer with the slot that each stores; hatched: padding page. Dashed: the slot under the "
     "cursor; cross: the row that its number would hit if used as a row. Computed from the layout."

@@ -1,8 +1,8 @@
 """One picture with controls, which stays a picture where no kernel runs.
 
-``Panel(draw, dcp_size=[1, 2, 4, 8], start=range(0, 32))`` calls ``draw(dcp_size=..., start=...)``
-whenever a control moves and shows the figure that it returns, or the ``Drawing``: a figure, the
-sentence below it, the numbers in it, and boxes with words for those who hover over them. Controls:
+``Panel(draw, name="counts", definition="...", dcp_size=[1, 2, 4, 8], start=range(0, 32))`` calls
+``draw(dcp_size=..., start=...)`` whenever a control moves and shows the ``Drawing`` that it
+returns. Controls:
 
     True                     tick box
     range(1, 9)              slider over 1 .. 8
@@ -13,15 +13,13 @@ sentence below it, the numbers in it, and boxes with words for those who hover o
 
 A control starts at the default that ``draw`` has for it, else at its first value.
 
-One pattern, because the others fail somewhere: an ``Output`` widget flickers and stays empty in
-static views, pyplot shows twice and leaks, an ``Image`` widget has no words for the blind.
-Here an ``<img>`` of fixed size holds a PNG, with an image map whose boxes the browser itself
-explains on hovering, and the cell's output holds the same PNG beside the widget, for readers
-without a kernel.
+An ``Output`` widget flickers and stays empty in static views, pyplot shows twice and leaks, an
+``Image`` widget has no words for the blind. So an ``<img>`` of fixed size holds a PNG, with an
+image map whose boxes the browser itself explains on hovering, and the cell's output holds the same
+PNG beside the widget, for readers without a kernel.
 """
 
 import base64
-import gc
 import hashlib
 import html
 import os
@@ -44,13 +42,12 @@ from kvlab.viz.save import (
     ENDINGS,
     SCREEN_DPI,
     Picture,
-    figure_definition,
     figure_title,
     png_bytes,
     save_figure,
     small_png,
 )
-from kvlab.viz.style import caption, use_style, width_in
+from kvlab.viz.style import caption, use_style
 
 P = ParamSpec("P")
 MOST_ROWS, TEXT_ROWS = 60, 20
@@ -78,30 +75,26 @@ class Spot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawing:
-    """What a move of a control draws. ``text``: the sentence below the picture; ``table``: the
-    numbers behind it, None for the values of the controls; ``spots``: hover boxes."""
+    """What a move of a control draws: a figure, the sentence below it, the numbers in it, and
+    hover boxes."""
 
     figure: Figure
-    text: str = ""
-    table: pd.DataFrame | None = None
+    text: str
+    table: pd.DataFrame
     spots: Sequence[Spot] = ()
-
-
-Draw = Callable[..., Figure | tuple[Figure, str] | Drawing]
 
 
 class Panel:
     """Controls above a picture above a sentence. Not a widget itself: ``widget`` is.
 
     Args:
-        draw: called with one keyword a control; returns a figure, a figure and a sentence, or a
-            Drawing. A KvlabError that it raises is shown as the sentence, and the last picture
-            stays. With an argument ``width`` ("single", "double") it can be exported for one
-            column or two.
+        draw: called with one keyword a control, and for an export with ``width`` ("single",
+            "double": columns of a paper). A KvlabError that it raises is shown as the sentence,
+            and the last picture stays.
         name: stable name of exported files, a slug.
+        definition: what an exported figure says below it.
         steps: a slider that gets buttons for one step back and one forward.
         bounds: called as ``draw``; of sliders whose ends depend on the others, (low, high) by name.
-        definition: what an exported figure says below it; by default the sentence.
         controls: by name, see the head of this module.
 
     Errors: KvlabError for a control that no shorthand describes, or a name that is no slug.
@@ -109,12 +102,12 @@ class Panel:
 
     def __init__(
         self,
-        draw: Draw,
+        draw: Callable[..., Drawing],
         *,
-        name: str = "panel",
+        name: str,
+        definition: str,
         steps: str | None = None,
-        bounds: Callable[..., Mapping[str, tuple[int, int]]] | None = None,
-        definition: str | None = None,
+        bounds: Callable[..., Mapping[str, tuple[int, int]]] = lambda **_: {},
         **controls: object,
     ) -> None:
         use_style()
@@ -129,7 +122,7 @@ class Panel:
         self.text = ""
         self._image, self._note, self._below = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._said = widgets.HTML()
-        self.widget = self._build(steps, "width" in asked)
+        self.widget = self._build(steps)
         self._bind()
         for made in self._controls.values():
             made.observe(self._moved, names="value")
@@ -167,31 +160,30 @@ class Panel:
 
     def drawing(self) -> Drawing:
         """The drawing of the current values. Raises what ``draw`` raises."""
-        return drawn(self._draw, self.values)
+        return self._draw(**self.values)
 
     def table(self) -> pd.DataFrame:
-        """The numbers behind the picture; the values of the controls where there are no others."""
-        table = self.drawing().table
-        return pd.DataFrame([self.values]) if table is None else table
+        """The numbers behind the picture."""
+        return self.drawing().table
 
-    def export(self, folder: Path | str | None = None, width: str | None = None) -> list[Path]:
+    def export(self, folder: Path | str | None = None, width: str = "double") -> list[Path]:
         """Save the picture with its caption, its numbers and its origin; returns the files.
 
         Args:
             folder: by default where the figures of notebooks go, see ``output_folder``.
-            width: "single" or "double", for one column of a paper or two; None: as drawn.
+            width: "single" or "double", for one column of a paper or two.
 
-        Errors: KvlabError for a width that ``draw`` cannot give; what ``draw`` raises; OSError.
+        Errors: what ``draw`` raises; OSError.
         """
-        drawing, origin = published(self._draw, self.values, self.name, self._definition, width)
-        saved = save_figure(drawing.figure, self.name, self.table(), origin, folder)
+        drawing, origin = _published(self._draw, self.values, width, self.name, self._definition)
+        saved = save_figure(drawing.figure, self.name, drawing.table, origin, folder)
         return [saved.path(ending) for ending in ENDINGS]
 
     def __repr__(self) -> str:
         told = [self._alt(), self.text]
-        if self._drawing is not None and self._drawing.table is not None:
+        if self._drawing is not None:
             told.append(self._drawing.table.to_string(index=False, max_rows=TEXT_ROWS))
-        return "\n".join(told).strip()
+        return "\n".join(told)
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
@@ -202,40 +194,38 @@ class Panel:
             return data | {"text/html": self._note.value}, {}
         # That of the screen in few colors, a third of it, since it is kept in a file.
         png = small_png(self._drawing.figure, SCREEN_DPI)
-        still = Picture.of(self._drawing.figure, png, f"{self._alt()}\n{self.text}".strip())
+        still = Picture.of(self._drawing.figure, png, f"{self._alt()}\n{self.text}")
         picture, size = still._repr_mimebundle_()
         page = picture_html(still, self._drawing.spots) + sentence_html(self.text)
-        if self._drawing.table is not None:
-            rows = table_html(self._drawing.table)
-            page += f"<details><summary>Table</summary>{rows}</details>"
+        page += f"<details><summary>Table</summary>{table_html(self._drawing.table)}</details>"
         return data | {"image/png": picture["image/png"], "text/html": page}, size
 
     def _alt(self) -> str:
         shown = self._drawn or self.values
-        settings = ", ".join(f"{label(name)} = {value}" for name, value in shown.items())
+        settings = ", ".join(f"{name.replace('_', ' ')} = {v}" for name, v in shown.items())
         title = figure_title(self._drawing.figure) if self._drawing else "no picture"
-        return f"{title or 'figure without title'} [{settings}]"
+        return f"{title} [{settings}]"
 
-    def _build(self, steps: str | None, widths: bool) -> widgets.VBox:
+    def _build(self, steps: str | None) -> widgets.VBox:
         """The controls, ``steps`` with its buttons, above picture, sentence and tools."""
         row: list[widgets.Widget] = []
         for name, made in self._controls.items():
             row += [made, *(step_buttons(made) if name == steps else [])]
         export = button("Export", "download", "export", f"Save the figure {self.name}: "
                         f"{', '.join(ending.upper() for ending in ENDINGS)}")  # fmt: skip
+        export.on_click(self._export_clicked)
         self._columns = widgets.Dropdown(
-            options={"two columns": "double", "one column": "single"} if widths else {"": None},
+            options={"two columns": "double", "one column": "single"},
             description="as wide as",
             tooltip="Width of the exported figure, in columns of a paper",
             layout=widgets.Layout(width="auto"),
         )
-        export.on_click(self._export_clicked)
         self._shown = widgets.ToggleButton(
             description="Table", icon="table", tooltip="Show the numbers behind the picture"
         )
         self._shown.add_class("kvlab-table")
         self._shown.observe(lambda _: self._show_table(), names="value")
-        tools = [self._shown, export, *([self._columns] if widths else []), self._said]
+        tools = [self._shown, export, self._columns, self._said]
         lines = [widgets.HBox(line, layout={"flex_flow": "row wrap"}) for line in (row, tools)]
         made = widgets.VBox([lines[0], self._image, self._note, lines[1], self._below])
         made.add_class("kvlab-panel")
@@ -253,8 +243,8 @@ class Panel:
         self._said.value = f'<span role="status">Saved {html.escape(place)}</span>'
 
     def _show_table(self) -> None:
-        table = None if self._drawing is None else self._drawing.table
-        self._below.value = "" if table is None or not self._shown.value else table_html(table)
+        drawing = self._drawing if self._shown.value else None
+        self._below.value = "" if drawing is None else table_html(drawing.table)
 
     def _moved(self, change: object) -> None:
         if self._quiet:
@@ -268,19 +258,16 @@ class Panel:
 
     def _move(self, values: Mapping[str, object]) -> None:
         """Move controls; those whose ends depend on the others come last."""
-        late = [name for name in values if name in self._ends()]
+        late = [name for name in values if name in self._bounds(**self.values)]
         for name in (name for name in values if name not in late):
             move(name, self._controls[name], values[name])
         self._bind()
         for name in late:
             move(name, self._controls[name], values[name])
 
-    def _ends(self) -> Mapping[str, tuple[int, int]]:
-        return {} if self._bounds is None else self._bounds(**self.values)
-
     def _bind(self) -> None:
         """Let sliders run as far as the others allow; a value outside is pulled in."""
-        for name, (low, high) in self._ends().items():
+        for name, (low, high) in self._bounds(**self.values).items():
             slider = self._controls[name]
             # The wider range first: a slider refuses a minimum above its maximum.
             slider.max = max(slider.max, low, high)
@@ -288,75 +275,32 @@ class Panel:
             slider.max = high
 
     def _redraw(self) -> None:
-        # A full collection of a process that has loaded torch takes longer than the drawing.
-        collecting = gc.isenabled()
-        gc.disable()
         try:
-            self._draw_now()
-        finally:
-            if collecting:
-                gc.enable()
-
-    def _draw_now(self) -> None:
-        values = self.values
-        try:
-            drawing = drawn(self._draw, values)
-            png = png_bytes(drawing.figure, SCREEN_DPI)
-            # The sentence follows the picture, so the title is enough.
-            alt = figure_title(drawing.figure) or drawing.text
-            picture = Picture.of(drawing.figure, png, alt)
-            shown = picture_html(picture, drawing.spots)
-        except Exception as error:
-            refused = isinstance(error, KvlabError)
-            told = str(error) if refused else f"{type(error).__name__}: {error}"
-            self.text = f"Not drawn: {told}"
-            self._note.value = sentence_html("", told)
-            if refused:
-                return
-            raise  # a bug; a kernel hides it in its log, so the sentence is said before
-        self._drawn, self._drawing, self.text = values, drawing, drawing.text
-        self._image.value = shown
+            drawing = self.drawing()
+        except KvlabError as error:
+            self.text = f"Not drawn: {error}"
+            self._note.value = sentence_html(str(error), refused=True)
+            return
+        # The sentence follows the picture, so the title is enough.
+        png = png_bytes(drawing.figure, SCREEN_DPI)
+        picture = Picture.of(drawing.figure, png, figure_title(drawing.figure))
+        self._drawn, self._drawing, self.text = self.values, drawing, drawing.text
+        self._image.value = picture_html(picture, drawing.spots)
         self._note.value = sentence_html(self.text)
         self._show_table()
 
 
-def drawn(draw: Draw, values: Mapping[str, object]) -> Drawing:
-    """The drawing of ``draw``, whatever of it ``draw`` gives."""
-    result = draw(**values)
-    if isinstance(result, Drawing):
-        return result
-    return Drawing(*result) if isinstance(result, tuple) else Drawing(result)
-
-
-def published(
-    draw: Draw,
+def _published(
+    draw: Callable[..., Drawing],
     values: Mapping[str, object],
+    width: str,
     command: str,
-    definition: str | None = None,
-    width: str | None = None,
+    definition: str,
 ) -> tuple[Drawing, Origin]:
-    """The drawing of ``values`` with a caption, and its origin.
-
-    Args:
-        command: of the origin: what makes the figure again.
-        definition: of the caption; None takes the sentence of ``draw``.
-        width: "single" or "double" (columns of a paper), None for the figure's own.
-
-    Errors: KvlabError for a width that ``draw`` cannot give; what ``draw`` raises.
-    """
-    asked = dict(values)
-    if width is not None:
-        width_in(width)
-        if "width" not in signature(draw).parameters:
-            raise KvlabError(
-                f"a figure is exported as wide as it is drawn: got width={width!r} for one whose "
-                f"width does not change; leave width out, or give draw an argument width"
-            )
-        asked["width"] = width
-    drawing = drawn(draw, asked)
+    """The drawing of ``values`` with a caption, and its origin, made again by ``command``."""
+    drawing = draw(**values, width=width)
     origin = collect_origin(command, None, values, "cpu")
-    if not figure_definition(drawing.figure):
-        caption(drawing.figure, definition or drawing.text or f"Drawn by {command}", origin)
+    caption(drawing.figure, definition, origin)
     return drawing, origin
 
 
@@ -372,37 +316,29 @@ def twin(draw: Callable[P, Drawing], name: str, definition: str) -> Callable[P, 
         asked.apply_defaults()
         values: dict[str, Any] = dict(asked.arguments)
         width = values.pop("width")
-        return published(draw, values, name, definition, width)[0].figure
+        return _published(draw, values, width, name, definition)[0].figure
 
     return made
 
 
-def label(name: str) -> str:
-    """The name of a control as a reader sees it: "dcp_size" -> "dcp size"."""
-    return name.replace("_", " ")
-
-
-def control(name: str, spec: object, start: object = Parameter.empty) -> widgets.Widget:
+def control(name: str, spec: object, start: object) -> widgets.Widget:
     """The widget for ``spec``, with a label, that reports a value when the user lets go.
 
-    Errors: KvlabError for what no shorthand describes, and for a widget without a value.
+    Errors: KvlabError for what no shorthand describes.
     """
     tooltip = None
     if isinstance(spec, tuple) and len(spec) == 2:
         spec, tooltip = spec
     made = spec if isinstance(spec, widgets.Widget) else _from_shorthand(name, spec)
-    if not made.has_trait("value"):
-        raise KvlabError(f"a control has a value: {name} is a {type(made).__name__}")
     if start is not Parameter.empty:
         made.value = start
     if tooltip is not None:
         made.tooltip = tooltip
     if not made.description:
-        made.description = label(name)
+        made.description = name.replace("_", " ")
     if made.has_trait("continuous_update"):
         made.continuous_update = False
-    if made.has_trait("style") and hasattr(made.style, "description_width"):
-        made.style.description_width = "initial"
+    made.style.description_width = "initial"
     made.add_class(f"kvlab-control-{name.replace('_', '-')}")
     return made
 
@@ -483,11 +419,10 @@ def _area(spot: Spot) -> str:
     return f'<area shape="rect" coords="{coordinates}" alt="{told}" title="{told}">'
 
 
-def sentence_html(text: str, error: str | None = None) -> str:
-    """What stands below a picture: ``text``, or the ``error`` that left the picture as it was."""
-    if error is not None:
-        return f'<p role="alert" style="{INK}"><b>Not drawn:</b> {html.escape(error)}</p>'
-    return f'<p style="{INK}">{html.escape(text)}</p>' if text else ""
+def sentence_html(text: str, refused: bool = False) -> str:
+    """What stands below a picture; ``refused``: why the picture is as it was."""
+    role, head = (' role="alert"', "<b>Not drawn:</b> ") if refused else ("", "")
+    return f'<p{role} style="{INK}">{head}{html.escape(text)}</p>'
 
 
 def table_html(table: pd.DataFrame) -> str:

@@ -73,7 +73,7 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
     fig = figure("double", height=2.8)
     ax = fig.subplots()
     for budget, rows in table.groupby("budget_gib"):
-        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=style.LIGHT_GREY, marker="")
+        ax.plot(rows["dcp_size"], rows["capacity_tokens"], "-", color=style.LIGHT_GRAY, marker="")
         last = rows.iloc[-1]
         at = (float(last["dcp_size"]), float(last["capacity_tokens"]))
         name = ax.annotate(f"{budget:g} GiB", at, (8, 0), textcoords="offset points", va="center")
@@ -86,7 +86,7 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
         points = (rows["dcp_size"], rows["capacity_tokens"])
         marker = "X" if retracts else "o"
         ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3)
-    ax.axhline(working_set, color=style.DARK_GREY, ls="--", lw=1)
+    ax.axhline(working_set, color=style.DARK_GRAY, ls="--", lw=1)
     _dcp_axis(ax, table)
     ax.set_yscale("log")
     ax.set_ylabel("capacity of the node (tokens)")
@@ -103,7 +103,7 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
             color=style.BLUE,
             label="never retracts",
         ),
-        Line2D([], [], ls="--", lw=1, marker="", color=style.DARK_GREY, label="working set"),
+        Line2D([], [], ls="--", lw=1, marker="", color=style.DARK_GRAY, label="working set"),
     ]
     legend_below(ax, handles, ncols=3)
     return caption(

@@ -21,11 +21,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 from PIL import Image
 
 from kvlab.errors import KvlabError
@@ -48,7 +46,7 @@ METADATA: Mapping[str, Mapping[str, str | None]] = {
 }
 SETTLING_DRAWS = 4
 DECIMALS = 5  # of the figure's width: a hundredth of a pixel
-LEVELS = (16, 8, 6)  # of a channel: the first that gives at most 256 colors; 6 always does
+LEVEL = 17  # from one level of a channel to the next
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Picture:
     def of(cls, fig: Figure, png: bytes, alt: str) -> "Picture":
         """``fig``, drawn as ``png``."""
         width, height = (round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches())
-        return cls(png, width, height, alt or "figure without title")
+        return cls(png, width, height, alt)
 
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
@@ -155,36 +153,16 @@ def show(fig: Figure, dpi: int = CSS_PX_PER_IN) -> Picture:
 
 
 def small_png(fig: Figure, dpi: int) -> bytes:
-    """``fig`` as a PNG with a palette, a third of the bytes.
-
-    A figure has few colors: roles, grays, and the edges of letters. With 16 levels a channel that
-    is nearly always less than 256 different ones, so a pixel needs one byte and not three.
-    """
-    before = fig.dpi
-    try:
-        fig.set_dpi(dpi)
-        canvas = FigureCanvasAgg(fig)
-        canvas.draw()  # type: ignore[no-untyped-call]
-        pixels = np.asarray(canvas.buffer_rgba())[:, :, :3]  # type: ignore[no-untyped-call]
-    finally:
-        fig.set_dpi(before)
-    return indexed_png(pixels)
+    """``fig`` as a PNG with a palette, a third of the bytes."""
+    return indexed_png(Image.open(io.BytesIO(png_bytes(fig, dpi))).convert("RGB"))
 
 
-def indexed_png(pixels: NDArray[np.uint8]) -> bytes:
-    """A PNG with a palette of the RGB picture ``(height, width, 3)``, uint8, each channel rounded
-    to at most 16 levels: 0, 17, 34 .. 255."""
-    height, width, _ = pixels.shape
-    for levels in LEVELS:
-        step = 255 / (levels - 1)
-        coarse = np.round(np.round(pixels / step) * step).astype(np.uint8)
-        palette, index = np.unique(coarse.reshape(-1, 3), axis=0, return_inverse=True)
-        if len(palette) <= 256:
-            break
-    picture = Image.fromarray(index.reshape(height, width).astype(np.uint8))
-    picture.putpalette(palette.tobytes())
+def indexed_png(picture: Image.Image) -> bytes:
+    """A PNG with a palette. A figure has few colors: roles, grays, and the edges of letters; with
+    16 levels a channel (0, 17, 34 .. 255) nearly always at most 256 different ones."""
+    coarse = picture.point([LEVEL * round(value / LEVEL) for value in range(256)] * 3)
     out = io.BytesIO()
-    picture.save(out, "PNG", optimize=True)
+    coarse.convert("P", palette=Image.Palette.ADAPTIVE).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 

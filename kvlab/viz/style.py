@@ -12,7 +12,7 @@ Worked example:
     [3.5, 2.0]
 
 Figures are made without pyplot: nothing is shown twice in a notebook, nothing stays in memory.
-Colours: Okabe and Ito, "Color Universal Design" (2008), without the yellow, which white swallows.
+Colors: Okabe and Ito, "Color Universal Design" (2008), without the yellow, which white swallows.
 """
 
 import math
@@ -47,7 +47,7 @@ DEFINITION_ID, FOOTER_ID = "kvlab-definition", "kvlab-footer"
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-WHITE, LIGHT_GREY, DARK_GREY = "#FFFFFF", "#D4D4D4", "#595959"
+WHITE, LIGHT_GRAY, DARK_GRAY = "#FFFFFF", "#D4D4D4", "#595959"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Role:
 
 
 OWNED = Role("owned by this rank", BLUE, ink=WHITE)
-OTHER = Role("owned by another rank", LIGHT_GREY)
+OTHER = Role("owned by another rank", LIGHT_GRAY)
 PADDING = Role("padding page", WHITE, "////")
 WRONG = Role("wrong row", VERMILLION, "xxx")
 SILENT = Role("silent: another request's row", ORANGE, "\\\\\\")
@@ -164,7 +164,7 @@ def caption(fig: Figure, definition: str, origin: Origin) -> Figure:
     room = (wide * 72 - 3 * MARGIN_PT) * 0.97
     blocks = [
         (DEFINITION_ID, wrapped(definition, DEFINITION_PT, room), DEFINITION_PT, BLACK),
-        (FOOTER_ID, wrapped(origin.footer(), FOOTER_PT, room), FOOTER_PT, DARK_GREY),
+        (FOOTER_ID, wrapped(origin.footer(), FOOTER_PT, room), FOOTER_PT, DARK_GRAY),
     ]
     heights = [len(lines) * size * LINE_SPACING for _, lines, size, _ in blocks]
     extra = sum(heights) + MARGIN_PT * (len(blocks) + 1)

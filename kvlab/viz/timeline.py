@@ -93,7 +93,7 @@ class Run:
                    for x in (left, right)]  # fmt: skip
         canvas.line([(edges[0], low), *outline, (edges[-1], low)], style.BLUE, 1.0)
         roof = low - capacity * tall
-        canvas.line([(LEFT_IN, roof), (LEFT_IN + self.room, roof)], style.DARK_GREY, 0.9, "--")
+        canvas.line([(LEFT_IN, roof), (LEFT_IN + self.room, roof)], style.DARK_GRAY, 0.9, "--")
         canvas.text(LEFT_IN - 0.06, roof, f"{capacity}", 7, align="right")
         canvas.text(LEFT_IN - 0.06, (low + roof) / 2, "tokens", 7.5, align="right")
         canvas.text(LEFT_IN - 0.06, low, "0", 7, align="right")
@@ -108,7 +108,7 @@ class Run:
         found += [((mark, color), words) for kind, (mark, color, words) in MARKS.items()
                   if kind in ends]  # fmt: skip
         return [*found, (HELD, HELD.label), (("line", style.BLUE), "whole pages"),
-                (("line", style.DARK_GREY), "capacity")]  # fmt: skip
+                (("line", style.DARK_GRAY), "capacity")]  # fmt: skip
 
 
 def timeline_figure(stays: pd.DataFrame, fill: pd.DataFrame, origin: Origin) -> Figure:
@@ -165,9 +165,9 @@ def draw_timeline(
     canvas.line([(at, TOP_IN - 0.06), (at, low)], style.VERMILLION, 1.2)
     canvas.text(at, low + 0.1, f"{step}", 7.5, style.VERMILLION, "center", bold=True)
     if at < right - 0.7:
-        canvas.text(right, low + 0.1, f"{walk.steps} steps", 7, style.DARK_GREY, "right")
+        canvas.text(right, low + 0.1, f"{walk.steps} steps", 7, style.DARK_GRAY, "right")
     if at > LEFT_IN + 0.25:
-        canvas.text(LEFT_IN, low + 0.1, "0", 7, style.DARK_GREY)
+        canvas.text(LEFT_IN, low + 0.1, "0", 7, style.DARK_GRAY)
     keys_in = canvas.keys(low + 0.36, run.entries())
     counts = walk.result.counters
     sentence = (

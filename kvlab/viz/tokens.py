@@ -38,7 +38,7 @@ from kvlab.memory.published import data_path
 from kvlab.viz.canvas import Box, Canvas, Key
 from kvlab.viz.drift import PQ
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
-from kvlab.viz.style import BLACK, DARK_GREY, SKY, VERMILLION, WHITE, Role, Width, caption, width_in
+from kvlab.viz.style import BLACK, DARK_GRAY, SKY, VERMILLION, WHITE, Role, Width, caption, width_in
 
 # Darker is worse, so that a gray print keeps the order; the letters of the last two are bold.
 EQUAL = Role("equal bits", WHITE)
@@ -304,12 +304,12 @@ def _axis(canvas: Canvas, first: Box, count: int, floor: float) -> None:
     x, y, wide, high = first
     low, end = y + high + BARS_IN, x + count * wide
     canvas.line([(x, low), (end, low)])
-    canvas.text(x - 0.05, y + high / 2, "nats", 6.5, DARK_GREY, "right")
+    canvas.text(x - 0.05, y + high / 2, "nats", 6.5, DARK_GRAY, "right")
     for decade in range(LOW, HIGH + 1, 2):
         tall = BARS_IN * (decade - LOW) / (HIGH - LOW)
-        canvas.text(x - 0.05, low - tall, f"1e{decade}", 6.5, DARK_GREY, "right")
+        canvas.text(x - 0.05, low - tall, f"1e{decade}", 6.5, DARK_GRAY, "right")
     lines = (
-        (MARGIN * floor, "2 ε", DARK_GREY),
+        (MARGIN * floor, "2 ε", DARK_GRAY),
         (UPSTREAM_TOLERANCE, f"{UPSTREAM_TOLERANCE:.2f}", VERMILLION),
     )
     heights = [_height(value) for value, _, _ in lines]

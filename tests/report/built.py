@@ -34,18 +34,19 @@ PANEL = (
     "import pandas as pd\n"
     "from kvlab.lab.findings import record\n"
     "from kvlab.lab.origin import collect_origin\n"
-    "from kvlab.viz.panel import Panel\n"
+    "from kvlab.viz.panel import Drawing, Panel\n"
     "from kvlab.viz.save import save_figure\n"
     "from kvlab.viz.style import caption, figure",
     "def draw(points):\n"
     "    fig = figure(height=1)\n"
     "    fig.subplots().set_title('Points')\n"
-    "    return caption(fig, 'Points: a *count*.', origin), f'{points} points'\n"
+    "    return Drawing(fig, f'{points} points', pd.DataFrame({'points': [points]}))\n"
     "origin = collect_origin('kvlab test', 3, {})\n"
-    "panel = Panel(draw, points=range(2, 9))\n"
+    "panel = Panel(draw, name='panel', definition='A count.', points=range(2, 9))\n"
     "panel",
-    "data = pd.DataFrame({'points': [2]})\n"
-    "saved = save_figure(draw(2)[0], 'the_points', data, origin)\n"
+    "two = draw(2)\n"
+    "fig = caption(two.figure, 'Points: a *count*.', origin)\n"
+    "saved = save_figure(fig, 'the_points', two.table, origin)\n"
     "print(record('points', 'There are {n} <points>.', {'n': 2}))",
 )
 

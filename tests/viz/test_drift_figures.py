@@ -89,7 +89,7 @@ def test_the_bands_and_the_reported_tolerance_are_named() -> None:
         assert TOLERANCE_TEXT in words_of(made(name))
 
 
-def test_looks_differ_in_colour_dash_and_marker_at_once_and_belong_to_conditions() -> None:
+def test_looks_differ_in_color_dash_and_marker_at_once_and_belong_to_conditions() -> None:
     for values in zip(*((x.color, str(x.dash), x.marker) for x in LOOKS.values()), strict=True):
         assert len(set(values)) == len(LOOKS)
     for name in LOOKS:

@@ -72,7 +72,7 @@ def test_axes_say_what_and_in_which_unit(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
-def test_colours_are_those_that_colour_blind_readers_can_tell_apart(name: str) -> None:
+def test_colors_are_those_that_color_blind_readers_can_tell_apart(name: str) -> None:
     ranks = {to_hex(mpl.colormaps["cividis"](at)) for at in np.linspace(0, 1, 4096)}
     used = set()
     for ax in made(name).axes:
@@ -80,9 +80,9 @@ def test_colours_are_those_that_colour_blind_readers_can_tell_apart(name: str) -
         areas: list[Any] = [patch.get_facecolor() for patch in ax.patches]
         areas += [one for c in ax.collections for one in np.atleast_2d(c.get_facecolor())]
         used |= {to_hex(color).upper() for color in [*lines, *areas] if len(color)}
-    grey = {color for color in used if color[1:3] == color[3:5] == color[5:7]}
+    gray = {color for color in used if color[1:3] == color[3:5] == color[5:7]}
     pale = {"#F8E3B4"}  # stays on the host, hatched
-    assert {c for c in used - grey - PALETTE - pale if c.lower() not in ranks} == set()
+    assert {c for c in used - gray - PALETTE - pale if c.lower() not in ranks} == set()
 
 
 def boxes(ax: Axes) -> list[tuple[float, float, float, str]]:
@@ -93,7 +93,7 @@ def boxes(ax: Axes) -> list[tuple[float, float, float, str]]:
 
 
 @given(st.lists(st.sampled_from("abc")))
-def test_spans_partition_their_values_and_neighbours_differ(values: list[str]) -> None:
+def test_spans_partition_their_values_and_neighbors_differ(values: list[str]) -> None:
     found = crash.spans(values)
     assert [value for begin, end, value in found for _ in range(begin, end)] == values
     assert all(one[2] != two[2] for one, two in pairwise(found))
@@ -211,8 +211,8 @@ def test_each_column_of_a_training_log_is_a_line_and_chance_is_one() -> None:
                             LOG["held_out_bits_per_byte"].tolist()]  # fmt: skip
     assert curves(right) == [LOG["recall"].tolist()]
     assert [0.0625, 0.0625] in [np.asarray(line.get_ydata()).tolist() for line in right.lines]
-    greys = [line for line in left.lines if len(np.asarray(line.get_xdata())) == 2]
-    assert [np.asarray(line.get_xdata()).tolist() for line in greys] == [[2.5, 2.5]]
+    grays = [line for line in left.lines if len(np.asarray(line.get_xdata())) == 2]
+    assert [np.asarray(line.get_xdata()).tolist() for line in grays] == [[2.5, 2.5]]
 
 
 def heights(ax: Axes) -> dict[str, list[float]]:

@@ -99,7 +99,7 @@ def test_the_page_map_shows_each_page_on_every_rank_beside_its_slots_and_rows() 
         assert line in words
 
 
-def test_a_rank_in_front_alone_has_the_colour_of_what_is_owned() -> None:
+def test_a_rank_in_front_alone_has_the_color_of_what_is_owned() -> None:
     fig, found = drawn(lambda: rank_buffers(RUN, rank=2))
     assert {role for _, role, _ in found} >= {OWNED, OTHER, PADDING}
     assert "slot of rank 2" in told(fig)
@@ -155,7 +155,7 @@ def test_a_line_holds_whole_turns_and_a_page_whole_lines(c: int, size: int, most
 
 
 @given(st.integers(0, 2**24 - 1))
-def test_text_on_any_colour_has_a_contrast_of_4_5(color: int) -> None:
+def test_text_on_any_color_has_a_contrast_of_4_5(color: int) -> None:
     face = f"#{color:06x}"
     parts = [int(face[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]

@@ -1,4 +1,4 @@
-"""Figures share one look, colour never stands alone, and captions overlap nothing."""
+"""Figures share one look, color never stands alone, and captions overlap nothing."""
 
 from itertools import combinations, pairwise
 
@@ -37,14 +37,14 @@ def test_text_on_a_role_is_readable() -> None:
         assert contrast(role.ink, role.color) >= 4.5, name
 
 
-def test_roles_differ_without_colour() -> None:
+def test_roles_differ_without_color() -> None:
     assert len(ROLES) == 7
     for one, other in combinations(ROLES.values(), 2):
-        # Either the hatch differs or the grey does.
+        # Either the hatch differs or the gray does.
         assert one.hatch != other.hatch or contrast(one.color, other.color) > 1.5
 
 
-def test_lines_differ_in_colour_dash_and_marker_at_once() -> None:
+def test_lines_differ_in_color_dash_and_marker_at_once() -> None:
     for key in ("color", "linestyle", "marker"):
         values = [str(entry[key]) for entry in CYCLE]
         assert len(set(values)) == len(values), key
