@@ -3,7 +3,7 @@
 A value makes its tables, and shows them in a line:
 
     def _repr_html_(self) -> str:
-        told = facts("Pool of rank 0", [("rows", span(0, 8)), ("memory", size(4096))])
+        told = facts("Pool of rank 0", [("rows", span(0, 8)), ("pages", many(4, "page"))])
         columns = [("1", "free"), ("2", Cell("out", color=0)), "... (5 more)"]
         return html(told, strip("Its pages", ("page", "state"), columns))
 
@@ -168,18 +168,6 @@ def many(count: int, name: str) -> str:
     ('1 page', '2,000 pages')
     """
     return f"{count:,} {name}{'' if count == 1 else 's'}"
-
-
-def size(nbytes: int) -> str:
-    """Bytes, exact, and in the largest unit of which there is at least one.
-
-    >>> size(96), size(3 * 2**20)
-    ('96 bytes', '3,145,728 bytes (3.0 MiB)')
-    """
-    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if nbytes >= 2**power:
-            return f"{nbytes:,} bytes ({nbytes / 2**power:.1f} {unit})"
-    return f"{nbytes:,} bytes"
 
 
 def fill(color: int) -> str:

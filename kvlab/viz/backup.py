@@ -10,7 +10,6 @@ in rows 2 and 3.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -53,11 +52,12 @@ class Grid:
     host: float
 
     @classmethod
-    def of(cls, layout: DcpLayout, host_rows: int, width: Width) -> "Grid":
-        """The grid of a pool and host copies of up to ``host_rows`` lines."""
-        rows = layout.rows_per_rank
+    def of(cls, layout: DcpLayout, cells: pd.DataFrame, width: Width) -> "Grid":
+        """The grid of a pool and of the longest host copy in ``cells``."""
+        rows, on_host = layout.rows_per_rank, cells.loc[cells["place"] == "host", "row"]
+        host_rows = 1 + int(on_host.max()) if len(on_host) else 1
         room = width_in(width) - LEFT_IN - 0.1 - GAP_IN
-        wide = min(0.24, room / (rows + max(1, host_rows)))
+        wide = min(0.24, room / (rows + host_rows))
         return cls(layout, wide, LEFT_IN + rows * wide + GAP_IN)
 
     def box(self, cell: Any, top: float) -> Box:
@@ -111,8 +111,7 @@ def backup_steps_figure(
     ``cells``: of ``BackupWalk.table``; pools of more than some 30 rows a rank leave no room for the
     numbers.
     """
-    on_host = cells.loc[cells["place"] == "host", "row"]
-    grid = Grid.of(layout, int(on_host.max()) + 1, "double")
+    grid = Grid.of(layout, cells, "double")
     title = f"Request {victim} is backed up, freed, and restored, on all ranks"
     canvas = Canvas("double", title)
     low = 0.22
@@ -136,12 +135,6 @@ def backup_steps_figure(
     )
 
 
-@lru_cache(maxsize=64)
-def _grid(walk: BackupWalk, width: Width) -> Grid:
-    host = [step.cells.loc[step.cells["place"] == "host", "row"].max() for step in walk.steps]
-    return Grid.of(walk.layout, int(pd.Series(host).fillna(0).max()) + 1, width)
-
-
 def draw_backup(
     step: int = 0,
     fix: bool = True,
@@ -162,7 +155,7 @@ def draw_backup(
     way = f"{'with' if fix else 'without'} the fix{': the process has ended' if now.failed else ''}"
     canvas = Canvas(width, f"Step {step}: {now.name}, {way}")
     _draw_path(canvas, step, now.failed)
-    grid = _grid(walk, width)
+    grid = Grid.of(walk.layout, pd.concat([one.cells for one in walk.steps]), width)
     bottom = draw_rows(canvas, grid, now.cells, walk.victim, TOP_IN)
     entries: list[tuple[Key, str]] = [
         (VICTIM, f"request {walk.victim}, the victim"),

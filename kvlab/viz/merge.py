@@ -8,7 +8,6 @@ checked merge cannot tell, and gives it a share; reported as NaN it gives none.
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import ipywidgets as widgets
@@ -32,11 +31,6 @@ TOP_IN, RANK_IN, BAR_IN = 0.62, 0.44, 0.15
 SAME = 1e-9
 
 
-@lru_cache(maxsize=256)
-def _table(case: MergeCase) -> pd.DataFrame:
-    return case.table()
-
-
 def _told(row: Any) -> str:
     lse = "no keys" if row["empty"] else f"lse {row['lse']:g} nats"
     return (
@@ -52,7 +46,7 @@ def number(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else f"{value:+}"
 
 
-def _sentence(case: MergeCase) -> str:
+def _sentence(case: MergeCase, weights: "pd.Series[float]") -> str:
     right, merged = case.outputs()
     if all(case.empty):
         told = "Every rank is empty: there is nothing to attend to, and the right output is 0"
@@ -63,7 +57,7 @@ def _sentence(case: MergeCase) -> str:
     off = "not a number" if math.isnan(merged) else f"{abs(merged - right):.3g} off"
     given = [rank for rank, gone in enumerate(case.empty) if gone]
     why = []
-    if given and not _table(case).loc[given, "weight"].eq(0).all():
+    if given and not weights[given].eq(0).all():
         why.append(f"empty rank {', '.join(map(str, given))} reported as {case.reported} weighs in")
     if case.log_base == "wrong":
         why.append("an lse in base 2 was read as nats")
@@ -96,7 +90,8 @@ def draw_merge(
         raise StudyError(f"this merge has 1 to {MOST} ranks, one for each lse: got ranks={ranks!r}")
     lse, empty = (lse_0, lse_1, lse_2, lse_3), (empty_0, empty_1, empty_2, empty_3)
     case = MergeCase(lse[:ranks], empty[:ranks], reported, log_base, merge)
-    rows: list[Any] = _table(case).to_dict("records")
+    table = case.table()
+    rows: list[Any] = table.to_dict("records")
     bottom = TOP_IN + len(rows) * RANK_IN
     canvas = Canvas(width, "Weights of the ranks: right, and as merged")
     lse_x, read_x, bar_x = (0.62, 1.35, 2.1) if width == "double" else (0.52, 0.95, 1.4)
@@ -123,7 +118,7 @@ def draw_merge(
     canvas.keys(bottom + 0.45, [(RIGHT, RIGHT.label), (MERGED, MERGED.label)])
     spots = [Spot(MARGIN_IN, TOP_IN + at * RANK_IN, canvas.wide - 0.2, RANK_IN, _told(row))
              for at, row in enumerate(rows)]  # fmt: skip
-    return Drawing(canvas.finish(bottom + 0.62), _sentence(case), _table(case).copy(), spots)
+    return Drawing(canvas.finish(bottom + 0.62), _sentence(case, table["weight"]), table, spots)
 
 
 def merge_explorer() -> Panel:

@@ -18,10 +18,8 @@ raw it would read row 21 of rank 1, which holds slot 85 of page 5.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import ipywidgets as widgets
-import pandas as pd
 from matplotlib.figure import Figure
 
 from kvlab.index import DcpLayout
@@ -34,7 +32,7 @@ from kvlab.lab.owners import (
     slot_sentence,
 )
 from kvlab.viz import style
-from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, font_size, rank_role
+from kvlab.viz.canvas import MARGIN_IN, OUTSIDE, Box, Canvas, Key, rank_role
 from kvlab.viz.panel import Drawing, Panel, Spot, twin
 from kvlab.viz.style import Role, Width
 
@@ -50,9 +48,15 @@ DEFINITIONS: Mapping[str, str] = {
     "and names the slot that row v stores. Black cells lie past the buffer's (N + 1) * P rows.",
 }
 
+#: What the row hits whose number is a slot.
+RAW_LOOKS: Mapping[str, Role] = {
+    "right": replace(style.OWNED, label="the right row"),
+    "another slot": replace(style.SILENT, label="another slot's row, no error"),
+    "out of range": replace(style.ASSERT, label="out of range"),
+}
 LEFT_IN, TOP_IN, GAP_IN, BESIDE_IN = 0.62, 0.5, 0.09, 1.3
 ROW_IN, TALL_IN = 0.165, 0.28  # height of a cell of one line of text, and of two
-LINE_SLOTS, ATLAS_SLOTS, MOST_LINES = 32, 16, 64
+LINE_SLOTS, ATLAS_SLOTS = 32, 16
 HEADING = "slots in order, the first of each line at the left"
 
 NAME = "owner-explorer"
@@ -149,42 +153,44 @@ def run_pages(study: OwnerStudy) -> list[int]:
     return list(study.page_list[first : study.layout.pages_for(study.start + study.length)])
 
 
-#: What a slot of the run looks like, by slot, and the legend.
-Marks = tuple[Mapping[int, tuple[Role, str]], Sequence[Role]]
+#: What a slot of the run looks like: its role and its text.
+Marks = Mapping[int, tuple[Role, str]]
 
 
 def owner_map(study: OwnerStudy) -> Figure:
-    """The owner of each slot of the run; pages past the 64th line are left out, and the title says
-    so."""
-    return _slots_figure(study, "Owner of each slot", _owner_marks)
+    """The owner of each slot of the run."""
+    return _slots_figure(study, "Owner of each slot", _owner_marks, ())
 
 
 def raw_use_map(study: OwnerStudy) -> Figure:
     """What each slot of the run hits when its owner uses it as a row number."""
-    return _slots_figure(study, "Slot hit when a slot is used as a row", _raw_marks)
+    raws = set(study.table()["raw"])
+    legend = [role for raw, role in RAW_LOOKS.items() if raw in raws]
+    return _slots_figure(study, "Slot hit when a slot is used as a row", _raw_marks, legend)
 
 
 def _slots_figure(
-    study: OwnerStudy, title: str, marks: Callable[[OwnerStudy, float, float], Marks]
+    study: OwnerStudy,
+    title: str,
+    marks: Callable[[OwnerStudy, bool], Marks],
+    legend: Sequence[Role],
 ) -> Figure:
-    """The slots of the run over the whole width, as ``marks`` says for cells of a size."""
+    """The slots of the run over the whole width, as ``marks`` says for cells of one or two lines
+    of text."""
     columns = line_slots(study.layout, LINE_SLOTS)
     width: Width = "single" if columns <= 12 else "double"
     wide = (style.WIDTH_IN[width] - BESIDE_IN) / columns
     pages = run_pages(study)
-    lines = study.layout.widened_page_size // columns
-    size = (wide, TALL_IN if wide >= 0.28 and lines * len(pages) < 8 else ROW_IN)
-    shown = pages[: max(1, MOST_LINES // lines)]
-    left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
-    canvas = Canvas(width, title + left_out)
+    two = wide >= 0.28 and study.layout.widened_page_size // columns * len(pages) < 8
+    canvas = Canvas(width, title)
     canvas.text(LEFT_IN, TOP_IN - 0.12, HEADING, 7)
-    field = slot_field(study.layout, shown, columns, (LEFT_IN, TOP_IN), size)
-    looks, legend = marks(study, *size)
-    draw_field(canvas, field, _by_slot(looks))
+    size = (wide, TALL_IN if two else ROW_IN)
+    field = slot_field(study.layout, pages, columns, (LEFT_IN, TOP_IN), size)
+    draw_field(canvas, field, _by_slot(marks(study, two)))
     return _finished(canvas, field, [(role, role.label) for role in legend])
 
 
-def _by_slot(looks: Mapping[int, tuple[Role, str]]) -> Callable[[Cell], tuple[Role, str]]:
+def _by_slot(looks: Marks) -> Callable[[Cell], tuple[Role, str]]:
     return lambda cell: looks.get(cell.slot, (OUTSIDE, ""))
 
 
@@ -194,33 +200,22 @@ def _finished(canvas: Canvas, field: Field, entries: Sequence[tuple[Key, str]]) 
     return canvas.finish(field.bottom + keys_in)
 
 
-def _owner_marks(study: OwnerStudy, wide: float, high: float) -> Marks:
-    """The owner of each slot. Where the numbers do not fit there is a legend of ranks, of which the
-    odd ones are hatched, so that color does not stand alone."""
+def _owner_marks(study: OwnerStudy, two: bool) -> Marks:
+    """The owner of each slot; in tall cells below the slot itself."""
     c, table = study.layout.dcp_size, study.table()
-    owners = dict(zip(table["slot"], table["owner"], strict=True))
-    two = high > ROW_IN
-    texts = {slot: f"{slot}\nr{owner}" if two else f"{owner}" for slot, owner in owners.items()}
-    fits = all(font_size(text, wide, high) for text in texts.values())
-    roles = [rank_role(rank, c) for rank in range(c)]
-    if not fits:
-        roles = [replace(r, hatch="////" if rank % 2 else "") for rank, r in enumerate(roles)]
-    marks = {slot: (roles[owner], texts[slot]) for slot, owner in owners.items()}
-    return marks, [] if fits else roles
-
-
-def _raw_marks(study: OwnerStudy, wide: float, high: float) -> Marks:
-    """The slot that is hit; in tall cells below the slot itself."""
-    looks = {
-        "right": replace(style.OWNED, label="the right row"),
-        "another slot": replace(style.SILENT, label="another slot's row, no error"),
-        "out of range": replace(style.ASSERT, label="out of range"),
+    return {
+        slot: (rank_role(owner, c), f"{slot}\nr{owner}" if two else f"{owner}")
+        for slot, owner in zip(table["slot"], table["owner"], strict=True)
     }
+
+
+def _raw_marks(study: OwnerStudy, two: bool) -> Marks:
+    """The slot that is hit; in tall cells below the slot itself."""
     table, marks = study.table(), {}
     for slot, raw, hit in zip(table["slot"], table["raw"], table["raw_slot"], strict=True):
         text = "" if raw == "out of range" else f"{hit}"
-        marks[slot] = (looks[raw], f"{slot}\n→{text or ' none'}" if high > ROW_IN else text)
-    return marks, [role for raw, role in looks.items() if (table["raw"] == raw).any()]
+        marks[slot] = (RAW_LOOKS[raw], f"{slot}\n→{text or ' none'}" if two else text)
+    return marks
 
 
 def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) -> Figure:
@@ -238,8 +233,7 @@ def owner_atlas(studies: Mapping[str, OwnerStudy], title: str, across: int = 2) 
         canvas.text(left + MARGIN_IN, top - 0.12, name, 8.5, bold=True)
         at = (left + LEFT_IN, top)
         field = slot_field(study.layout, run_pages(study), columns[name], at, (wide, ROW_IN))
-        marks, _ = _owner_marks(study, wide, ROW_IN)
-        draw_field(canvas, field, _by_slot(marks))
+        draw_field(canvas, field, _by_slot(_owner_marks(study, two=False)))
         bottom = max(bottom, field.bottom + 0.2)
     return canvas.finish(bottom - 0.15)
 
@@ -254,12 +248,10 @@ def rank_buffers(study: OwnerStudy, rank: int | None = None, raw: bool = False) 
     lay, slots = study.layout, study.table()["slot"].tolist()
     hit = {slot for slot in slots if slot < lay.row_end} if raw else set()
     pages = sorted({*run_pages(study), *(row // lay.page_size for row in hit)} - {0})
-    shown = pages[: max(1, MOST_LINES // lay.page_size)]
     width: Width = "single" if lay.dcp_size <= 8 else "double"
     wide = min(0.6, (style.WIDTH_IN[width] - BESIDE_IN) / lay.dcp_size)
-    field = row_field(lay, [0, *shown], (LEFT_IN, TOP_IN), (wide, ROW_IN))
-    left_out = f" (first {len(shown)} of {len(pages)} pages)" if len(shown) < len(pages) else ""
-    canvas = Canvas(width, "Slot that each row stores" + left_out)
+    field = row_field(lay, [0, *pages], (LEFT_IN, TOP_IN), (wide, ROW_IN))
+    canvas = Canvas(width, "Slot that each row stores")
     canvas.text(LEFT_IN - 0.06, TOP_IN - 0.1, "row, rank", 7, align="right")
     _name_ranks(canvas, field, lay.dcp_size)
     mine = set(slots)
@@ -301,7 +293,7 @@ def page_map(study: OwnerStudy) -> Figure:
     y = TOP_IN
     canvas.text(left + allocator_in / 2, y - 0.1, "allocator", 8, align="center")
     canvas.text(ranks_at + c * wide / 2, y - 0.1, "rank 0 ..", 8, align="center")
-    for page in [0, *sorted(run_pages(study))[:MOST_LINES]]:
+    for page in [0, *sorted(run_pages(study))]:
         low = study.page_list.index(page) * w if page else 0
         ends = max(study.start, low), min(study.start + study.length, low + w) - 1
         words = [f"slots {page * w}..{(page + 1) * w - 1}"]
@@ -310,12 +302,10 @@ def page_map(study: OwnerStudy) -> Figure:
             at = y + high * (2 * i + 1) / (2 * len(words))
             canvas.text(left - 0.06, at, text, 7, align="right")
         turns = w // lay.interleave if page else 1
-        striped = turns <= 64
-        for s in range(turns if striped else 1):
-            stripe = allocator_in / (turns if striped else 1)
-            role = style.PADDING if not page else rank_role(s % c, c) if striped else OUTSIDE
-            box = (left + s * stripe, y, stripe, high)
-            canvas.cell(box, role, "" if striped else f"{w} slots")
+        for turn in range(turns):
+            role = rank_role(turn % c, c) if page else style.PADDING
+            stripe = allocator_in / turns
+            canvas.box((left + turn * stripe, y, stripe, high), role)
         canvas.text(left + allocator_in + 0.2, y + high / 2, "→", 11, align="center")
         for rank in range(c):
             role = rank_role(rank, c) if page else style.PADDING
@@ -327,7 +317,6 @@ def page_map(study: OwnerStudy) -> Figure:
     return canvas.finish(y)
 
 
-@lru_cache(maxsize=64)
 def fields(study: OwnerStudy, width: Width, hit: int | None) -> tuple[Field, Field, int]:
     """Slots, rows, and how many pages are left out: those past the 34th line.
 
@@ -401,15 +390,7 @@ def draw_owner(
         for cell in (*slots.cells, *rows.cells)
         if cell.row is None or cell.row >= lay.first_row
     ]
-    return Drawing(fig, f"{told} {_described(study)}", _table(study).copy(), spots)
-
-
-_described = lru_cache(maxsize=64)(describe)
-
-
-@lru_cache(maxsize=64)
-def _table(study: OwnerStudy) -> pd.DataFrame:
-    return study.table()
+    return Drawing(fig, f"{told} {describe(study)}", study.table(), spots)
 
 
 def _bounds(dcp_size: int, page_size: int, **_: object) -> dict[str, tuple[int, int]]:

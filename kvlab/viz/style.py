@@ -18,6 +18,7 @@ Colors: Okabe and Ito, "Color Universal Design" (2008), without the yellow, whic
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any, Literal
 
 import matplotlib as mpl
@@ -25,10 +26,8 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.rcsetup import cycler
-from matplotlib.textpath import text_to_path
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +41,7 @@ WIDTH_IN: Mapping[str, float] = {"single": 3.5, "double": 7.2}
 DEFINITION_PT, FOOTER_PT = 7.5, 6.0
 LINE_SPACING = 1.3
 MARGIN_PT = 5.0
+LETTER_EM = 0.54  # width of a letter in a line of text, in units of its size, at most
 LEGEND_DOWN_PT = 33  # where ticks and label of an axis end
 DEFINITION_ID, FOOTER_ID = "kvlab-definition", "kvlab-footer"
 
@@ -160,12 +160,15 @@ def caption(fig: Figure, definition: str, origin: Origin) -> Figure:
     if any(text.get_gid() == FOOTER_ID for text in fig.texts):
         raise KvlabError("a figure has one caption: this one has it already; write it last")
     wide, high = (float(inches) for inches in fig.get_size_inches())
-    # Hinting makes a line wider than its outline, by up to 3 % at the resolution of a screen.
-    room = (wide * 72 - 3 * MARGIN_PT) * 0.97
-    blocks = [
-        (DEFINITION_ID, wrapped(definition, DEFINITION_PT, room), DEFINITION_PT, BLACK),
-        (FOOTER_ID, wrapped(origin.footer(), FOOTER_PT, room), FOOTER_PT, DARK_GRAY),
-    ]
+    room = wide * 72 - 3 * MARGIN_PT
+    blocks = []
+    for gid, text, size, color in (
+        (DEFINITION_ID, definition, DEFINITION_PT, BLACK),
+        (FOOTER_ID, origin.footer(), FOOTER_PT, DARK_GRAY),
+    ):
+        letters = int(room / (LETTER_EM * size))
+        lines = [line for given in text.splitlines() for line in wrap(given, letters)]
+        blocks.append((gid, lines, size, color))
     heights = [len(lines) * size * LINE_SPACING for _, lines, size, _ in blocks]
     extra = sum(heights) + MARGIN_PT * (len(blocks) + 1)
     total = high * 72 + extra
@@ -201,27 +204,6 @@ def _lift(fig: Figure, share: float) -> None:
     for text in fig.texts:
         x, y = text.get_position()
         text.set_position((x, share + (1 - share) * y))
-
-
-def wrapped(text: str, size: float, room: float) -> list[str]:
-    """``text`` in lines of at most ``room`` points at font size ``size``, both in points.
-
-    Line breaks in ``text`` stay. A word wider than ``room`` gets a line of its own.
-    """
-    font = FontProperties(family="DejaVu Sans", size=size)
-    lines: list[str] = []
-    for paragraph in text.strip().splitlines():
-        line = ""
-        for word in paragraph.split():
-            longer = f"{line} {word}".strip()
-            width = text_to_path.get_text_width_height_descent(longer, font, ismath=False)[0]
-            if line and width > room:
-                lines.append(line)
-                line = word
-            else:
-                line = longer
-        lines.append(line)
-    return lines
 
 
 def legend_below(ax: Axes, handles: Iterable[Artist], ncols: int, title: str | None = None) -> None:

@@ -9,7 +9,6 @@ three bars in one line, a triangle down at 112 and a triangle up at 191.
 """
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 import pandas as pd
@@ -186,7 +185,6 @@ def _stay(stay: Any) -> str:
     )
 
 
-@lru_cache(maxsize=512)
 def _told(walk: NodeWalk, step: int) -> str:
     now: dict[str, Any] = walk.at(step)
 

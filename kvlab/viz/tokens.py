@@ -308,19 +308,14 @@ def _axis(canvas: Canvas, first: Box, count: int, floor: float) -> None:
     for decade in range(LOW, HIGH + 1, 2):
         tall = BARS_IN * (decade - LOW) / (HIGH - LOW)
         canvas.text(x - 0.05, low - tall, f"1e{decade}", 6.5, DARK_GRAY, "right")
-    lines = (
-        (MARGIN * floor, "2 ε", DARK_GRAY),
-        (UPSTREAM_TOLERANCE, f"{UPSTREAM_TOLERANCE:.2f}", VERMILLION),
-    )
-    heights = [_height(value) for value, _, _ in lines]
-    middle = sum(heights) / 2
-    for height, (_, name, color) in zip(heights, lines, strict=True):
-        canvas.line([(x, low - height), (end, low - height)], color, 0.9, "--")
-        # Two lines may be closer than two names.
-        near = abs(height - middle) < NAME_IN / 2
-        upper = height > middle or (height == middle and color == VERMILLION)
-        beside = middle + (NAME_IN if upper else -NAME_IN) / 2 if near else height
-        canvas.text(end + 0.05, low - beside, name, 6.5, color)
+    # Two lines may be closer than two names: one stands above its line, the other below.
+    for value, name, color, down in (
+        (MARGIN * floor, "2 ε", DARK_GRAY, NAME_IN / 2),
+        (UPSTREAM_TOLERANCE, f"{UPSTREAM_TOLERANCE:.2f}", VERMILLION, -NAME_IN / 2),
+    ):
+        tall = _height(value)
+        canvas.line([(x, low - tall), (end, low - tall)], color, 0.9, "--")
+        canvas.text(end + 0.05, low - tall + down, name, 6.5, color)
 
 
 def _told(line: Line, at: int) -> str:

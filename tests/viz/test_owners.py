@@ -1,7 +1,6 @@
 """Owner figures and the explorer say what the tables say, in cells that fit, never by hue alone."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -126,18 +125,6 @@ def test_nothing_overlaps_whatever_the_layout(name: str, dcp_size: int, page_siz
     fig, found = drawn(lambda: FIGURES[name](study))
     assert len({box[:2] for box, _, _ in found}) == len(found)
     assert nothing_overlaps(caption(fig, "A sentence that says what is shown. " * 4, ORIGIN))
-
-
-def test_where_numbers_do_not_fit_ranks_differ_by_hatch_and_are_named_in_a_legend() -> None:
-    fig, found = drawn(lambda: owner_map(OwnerStudy(DcpLayout(80, 1, 4), 100)))
-    assert [w for w in told(fig) if w.startswith("rank ")] == [f"rank {r}" for r in range(80)]
-    assert all(one.hatch != other.hatch for (_, one, _), (_, other, _) in pairwise(found[:80]))
-
-
-def test_what_is_left_out_is_said_in_the_title() -> None:
-    study = OwnerStudy(DcpLayout(16, 64, 9), 9 * 1024)
-    assert figure_title(owner_map(study)) == "Owner of each slot (first 2 of 9 pages)"
-    assert figure_title(owner_map(RUN)) == "Owner of each slot"
 
 
 def test_an_atlas_has_cells_of_one_size_and_a_title_each() -> None:

@@ -1,17 +1,15 @@
 """Figures share one look, color never stands alone, and captions overlap nothing."""
 
-from itertools import combinations, pairwise
+from itertools import combinations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from kvlab.errors import KvlabError
 from kvlab.lab.origin import Origin
 from kvlab.viz import style
-from kvlab.viz.style import CYCLE, Role, caption, figure, wrapped
+from kvlab.viz.style import CYCLE, Role, caption, figure
 from tests.viz.figure_checks import nothing_overlaps
 
 ROLES = {name: role for name, role in vars(style).items() if isinstance(role, Role)}
@@ -85,16 +83,3 @@ def test_a_second_caption_is_refused() -> None:
     fig = caption(figure(), "once", ORIGIN)
     with pytest.raises(KvlabError, match="a figure has one caption: this one has it already"):
         caption(fig, "twice", ORIGIN)
-
-
-@given(
-    st.lists(st.text("abcWi .,", min_size=1, max_size=12), max_size=30).map(" ".join),
-    st.floats(20, 500),
-)
-def test_wrapping_keeps_every_word_and_splits_only_wide_lines(text: str, room: float) -> None:
-    lines = wrapped(text, 8, room)
-    assert " ".join(lines).split() == text.split()
-    # A line break is only made where the next word did not fit.
-    for line, following in pairwise(lines):
-        joined = f"{line} {following.split()[0]}"
-        assert wrapped(joined, 8, room) != [joined]
