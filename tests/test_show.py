@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex, to_rgb
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvlab.show import ALPHA, FILLS, Cell, cut, elements, facts, fill, html, listed, strip
 from tests.index.cells import read
+from tests.viz.test_style import contrast
 
 
 @given(st.integers(0, 500))
@@ -81,11 +83,6 @@ def test_of_a_tensor_of_another_kind_only_shape_and_place_are_asked() -> None:
     assert set(Watched.seen) == {"__get__"}
 
 
-def _luminance(rgb: tuple[float, float, float]) -> float:
-    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
 @pytest.mark.parametrize("color", FILLS)
 @pytest.mark.parametrize(
     ("page", "ink"), [("#ffffff", "#212121"), ("#111111", "#e0e0e0"), ("#1e1e1e", "#d4d4d4")]
@@ -93,20 +90,12 @@ def _luminance(rgb: tuple[float, float, float]) -> float:
 def test_text_keeps_its_contrast_on_every_fill_in_light_and_dark(
     color: str, page: str, ink: str
 ) -> None:
-    def rgb(text: str) -> tuple[float, float, float]:
-        r, g, b = (int(text[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        return r, g, b
-
     part = int(ALPHA, 16) / 255
-    r, g, b = (x * part + y * (1 - part) for x, y in zip(rgb(color), rgb(page), strict=True))
-    dim, bright = sorted((_luminance((r, g, b)), _luminance(rgb(ink))))
-    assert (bright + 0.05) / (dim + 0.05) >= 4.5
+    r, g, b = (x * part + y * (1 - part) for x, y in zip(to_rgb(color), to_rgb(page), strict=True))
+    assert contrast(to_hex((r, g, b)), ink) >= 4.5
 
 
 def test_neighboring_owners_differ_in_hue() -> None:
-    hues = []
-    for rank in range(12):
-        r, g, b = (int(fill(rank)[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        hues.append(colorsys.rgb_to_hsv(r, g, b)[0])
+    hues = [colorsys.rgb_to_hsv(*to_rgb(fill(rank)[:7]))[0] for rank in range(12)]
     apart = [abs(a - b) for a, b in pairwise(hues)]
     assert min(min(x, 1 - x) for x in apart) > 0.02

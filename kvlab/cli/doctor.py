@@ -123,7 +123,7 @@ def libraries() -> Iterator[Line]:
             try:
                 version = metadata.version(library)
             except metadata.PackageNotFoundError:  # missing, or on the path by hand
-                by_hand = find_spec({"pillow": "PIL"}.get(library, library))
+                by_hand = find_spec({"pillow": "PIL", "ipython": "IPython"}.get(library, library))
                 there += [f"{library} of unknown version"]
                 wrong += [] if by_hand else [f"{library} is missing"]
                 continue

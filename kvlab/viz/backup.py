@@ -3,10 +3,6 @@
 ``backup_steps_figure`` has all steps of a right backup below each other; ``backup_stepper`` goes
 through them one by one, with the fix and without it. All steps of a setting are run once on real
 pools, so a step is only a drawing.
-
-Worked example, c=2, P=2, 3 cached positions in page 3: before, rank 0 holds positions 0 and 2 in
-rows 6 and 7; backed up, its host copy has them in lines 0 and 1; restored into page 1, they lie
-in rows 2 and 3.
 """
 
 from dataclasses import dataclass

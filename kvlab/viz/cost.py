@@ -3,9 +3,6 @@
 A point is a median with a bar from its first to its third quartile. A figure is drawn of whatever
 rows there are: axes without a point say so, and the caption has the sentences of ``missing``, what
 was not measured.
-
-Worked example: 131,072 ids in 100 us are 0.76 ns an id. Upstream 6 ms, ours 1.5 ms, one copy of the
-same bytes 1.2 ms: the ratio to upstream is 4, the share of one copy 0.8.
 """
 
 import math
@@ -20,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from kvlab.lab.bench import ops
 from kvlab.lab.bench.cost import PARTS
 from kvlab.lab.bench.ops import count_text
 from kvlab.lab.origin import Origin
@@ -38,16 +34,6 @@ SIZES: Mapping[int, Stroke] = {
 }
 OTHER_SIZE = Stroke(style.BLACK, "-", "P")
 MOST_TICKS = 5
-CONTENDERS: Mapping[str, Stroke] = {
-    ops.COPY: Stroke(style.DARK_GRAY, ":", "_"),
-    ops.STRIDE: Stroke(style.SKY, (0, (8, 2)), "P"),
-    ops.MASK: Stroke(style.ORANGE, (0, (5, 1, 1, 1, 1, 1)), "v"),
-    ops.CHECKED: Stroke(style.GREEN, "-.", "^"),
-    ops.FIRST: Stroke(style.PURPLE, "--", "D"),
-    ops.op_name(ops.LOCALIZE, "torch"): Stroke(style.BLUE, "-", "o"),
-    ops.op_name(ops.LOCALIZE, "triton"): Stroke(style.VERMILLION, "--", "s"),
-}
-OTHER = Stroke(style.BLACK, "-", "X")
 OPS = ("backup", "restore")
 MEASURES = {"ratio": "times upstream's speed", "share": "share of one copy"}
 DASHES = ("-", "--", ":", "-.")
@@ -65,13 +51,10 @@ def localize_figure(points: pd.DataFrame, origin: Origin, missing: Sequence[str]
     ax = fig.subplots()
     ax.set_title(f"What a localization costs, by the length of the run: {_device(origin)}")
     if _has_points(ax, points):
-        names = [name for name in CONTENDERS if name in set(points["contender"])]
-        names += sorted(set(points["contender"]) - set(names))
-        for name in names:
-            mine = points[points["contender"] == name]
+        for name, mine in points.groupby("contender", sort=False):
             each = mine[["seconds_q1", "seconds", "seconds_q3"]].mul(1e9).div(mine["ids"], axis=0)
             line = each.set_axis(["q1", "value", "q3"], axis=1).assign(ids=mine["ids"])
-            _spread_line(ax, line, "ids", name, CONTENDERS.get(name, OTHER))
+            _spread_line(ax, line, "ids", str(name))
         _count_axis(ax, points["ids"], "ids of the run")
         ax.set_yscale("log")
         _plain_numbers(ax)
@@ -179,8 +162,14 @@ def _has_points(ax: Axes, points: pd.DataFrame) -> bool:
     return not points.empty
 
 
-def _spread_line(ax: Axes, points: pd.DataFrame, x: str, label: str, stroke: Stroke) -> None:
-    """One series: q1, value, q3 of ``points`` over its column ``x``."""
+def _spread_line(
+    ax: Axes, points: pd.DataFrame, x: str, label: str, stroke: Stroke | None = None
+) -> None:
+    """One series: q1, value, q3 of ``points`` over its column ``x``, as the next line of the cycle
+    unless it has a stroke."""
+    look: dict[str, Any] = {}
+    if stroke is not None:
+        look = {"color": stroke.color, "ls": stroke.dash, "marker": stroke.marker}
     at = points.sort_values(x)
     low, middle, high = (at[name].to_numpy(dtype=np.float64) for name in ("q1", "value", "q3"))
     ax.errorbar(
@@ -188,12 +177,10 @@ def _spread_line(ax: Axes, points: pd.DataFrame, x: str, label: str, stroke: Str
         middle,
         yerr=np.clip(np.stack([middle - low, high - middle]), 0, None),
         label=label,
-        color=stroke.color,
-        ls=stroke.dash,
-        marker=stroke.marker,
         lw=1.2,
         elinewidth=1.0,
         capsize=2.0,
+        **look,
     )
 
 

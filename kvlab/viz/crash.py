@@ -2,9 +2,6 @@
 
 Each function takes a table that a study made and an origin, and returns a captioned figure; what is
 counted here is only what a label says.
-
-Worked example: position 5 of the victim lies in slot 21 of rank 1, row 5. Used as a row, 21 is
-where rank 1 keeps slot 85, and the figure of the saved rows shows the request that holds that slot.
 """
 
 from collections.abc import Hashable, Iterable, Mapping

@@ -2,9 +2,6 @@
 
 Set the lse of each rank, say which ranks are empty and how the backend reports that, and read the
 lse in the wrong base; the bars show both weights, and the last line the two outputs.
-
-Worked example: four ranks of equal lse weigh 1/4 each; with rank 3 empty and reported as 0 the
-checked merge cannot tell, and gives it a share; reported as NaN it gives none.
 """
 
 import math

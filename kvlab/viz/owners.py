@@ -11,9 +11,6 @@ All are made of two fields of cells: slots line by line, and rows rank by rank. 
 return a figure without a caption. ``DEFINITIONS`` has the sentence for it:
 
     fig = caption(owner_map(study), DEFINITIONS["owner-slots"], origin)
-
-Worked example of the explorer, c=4, P=4, pages 3, 1: slot 21 is position 21, rank 1, row 5; used
-raw it would read row 21 of rank 1, which holds slot 85 of page 5.
 """
 
 from collections.abc import Callable, Mapping, Sequence

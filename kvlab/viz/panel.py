@@ -194,8 +194,8 @@ class Panel:
             return data | {"text/html": self._note.value}, {}
         # That of the screen in few colors, a third of it, since it is kept in a file.
         png = small_png(self._drawing.figure, SCREEN_DPI)
-        still = Picture.of(self._drawing.figure, png, f"{self._alt()}\n{self.text}")
-        picture, size = still._repr_mimebundle_()
+        still = Picture(self._drawing.figure, png, f"{self._alt()}\n{self.text}")
+        picture, size = still._repr_mimebundle_()  # type: ignore[no-untyped-call]
         page = picture_html(still, self._drawing.spots) + sentence_html(self.text)
         page += f"<details><summary>Table</summary>{table_html(self._drawing.table)}</details>"
         return data | {"image/png": picture["image/png"], "text/html": page}, size
@@ -283,7 +283,7 @@ class Panel:
             return
         # The sentence follows the picture, so the title is enough.
         png = png_bytes(drawing.figure, SCREEN_DPI)
-        picture = Picture.of(drawing.figure, png, figure_title(drawing.figure))
+        picture = Picture(drawing.figure, png, figure_title(drawing.figure))
         self._drawn, self._drawing, self.text = self.values, drawing, drawing.text
         self._image.value = picture_html(picture, drawing.spots)
         self._note.value = sentence_html(self.text)
@@ -402,10 +402,10 @@ def picture_html(picture: Picture, spots: Iterable[Spot] = ()) -> str:
     """The picture at its size, with the boxes of ``spots`` over it."""
     areas = "".join(map(_area, spots))
     # Named after what is in it: the same in every run, another for other boxes on the same page.
-    name = f"kvlab-{hashlib.sha256(picture.png + areas.encode()).hexdigest()[:12]}"
+    name = f"kvlab-{hashlib.sha256(picture.data + areas.encode()).hexdigest()[:12]}"
     use = f' usemap="#{name}"' if areas else ""
     made = f'<map name="{name}">{areas}</map>' if areas else ""
-    data = base64.b64encode(picture.png).decode()
+    data = base64.b64encode(picture.data).decode()
     return (
         f'<div style="overflow-x:auto"><img src="data:image/png;base64,{data}" decoding="sync" '
         f'width="{picture.width}" height="{picture.height}" alt="{html.escape(picture.alt)}"{use} '

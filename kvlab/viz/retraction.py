@@ -3,15 +3,11 @@
 Each function takes a table that a study made and an origin, and returns a captioned figure. Counts
 stand on a scale that is linear up to 1 and logarithmic above, so that the zero, where retractions
 stop, is on the page.
-
-Worked example: 72, 46, 12, 2 and 0 retractions at DCP sizes 1 to 16 are five points of the line
-of one budget, and the last one lies on the axis.
 """
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from kvlab.lab.origin import Origin
@@ -78,34 +74,19 @@ def capacity_boundary_figure(table: pd.DataFrame, working_set: float, origin: Or
         at = (float(last["dcp_size"]), float(last["capacity_tokens"]))
         name = ax.annotate(f"{budget:g} GiB", at, (8, 0), textcoords="offset points", va="center")
         name.set_bbox({"fc": style.WHITE, "ec": "none", "pad": 0.5})  # the line passes below it
-    for retracts, fill, color in (
-        (True, style.VERMILLION, style.VERMILLION),
-        (False, style.WHITE, style.BLUE),
+    for retracts, label, marker, fill, color in (
+        (True, "retracts", "X", style.VERMILLION, style.VERMILLION),
+        (False, "never retracts", "o", style.WHITE, style.BLUE),
     ):
         rows = table[(table["retractions"] > 0) == retracts]
         points = (rows["dcp_size"], rows["capacity_tokens"])
-        marker = "X" if retracts else "o"
-        ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3)
-    ax.axhline(working_set, color=style.DARK_GRAY, ls="--", lw=1)
+        ax.plot(*points, ls="", marker=marker, ms=7, mfc=fill, mec=color, zorder=3, label=label)
+    ax.axhline(working_set, color=style.DARK_GRAY, ls="--", lw=1, label="working set")
     _dcp_axis(ax, table)
     ax.set_yscale("log")
     ax.set_ylabel("capacity of the node (tokens)")
     ax.set_title("Where retractions stop: capacity of the node, and the working set")
-    handles = [
-        Line2D([], [], ls="", marker="X", ms=7, color=style.VERMILLION, label="retracts"),
-        Line2D(
-            [],
-            [],
-            ls="",
-            marker="o",
-            ms=7,
-            mfc=style.WHITE,
-            color=style.BLUE,
-            label="never retracts",
-        ),
-        Line2D([], [], ls="--", lw=1, marker="", color=style.DARK_GRAY, label="working set"),
-    ]
-    legend_below(ax, handles, ncols=3)
+    legend_below(ax, ax.get_legend_handles_labels()[0], ncols=3)
     return caption(
         fig,
         "Capacity = pages * P * c, from one rank's memory. Working set = requests at once * mean "

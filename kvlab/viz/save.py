@@ -13,7 +13,6 @@ ids inside the SVG are salted with a constant. Across versions compare the CSV.
 be committed.
 """
 
-import base64
 import hashlib
 import io
 import json
@@ -22,9 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+import PIL.Image
+from IPython.display import Image
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
 from kvlab.errors import KvlabError
 from kvlab.files import whole_file
@@ -70,27 +70,15 @@ class SavedFigure:
         return pd.read_csv(self.path("csv"))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A PNG that notebooks show at ``width`` x ``height`` CSS pixels. ``alt`` describes it."""
+class Picture(Image):
+    """A PNG of a figure that notebooks show at the figure's size; ``alt`` describes it."""
 
-    png: bytes
-    width: int
-    height: int
-    alt: str
-
-    @classmethod
-    def of(cls, fig: Figure, png: bytes, alt: str) -> "Picture":
-        """``fig``, drawn as ``png``."""
+    def __init__(self, fig: Figure, png: bytes, alt: str) -> None:
         width, height = (round(inches * CSS_PX_PER_IN) for inches in fig.get_size_inches())
-        return cls(png, width, height, alt)
+        super().__init__(png, format="png", width=width, height=height, alt=alt)  # type: ignore[no-untyped-call]
 
-    def _repr_mimebundle_(
-        self, include: object = None, exclude: object = None
-    ) -> tuple[dict[str, str], dict[str, dict[str, object]]]:
-        data = {"image/png": base64.b64encode(self.png).decode(), "text/plain": self.alt}
-        size: dict[str, object] = {"width": self.width, "height": self.height, "alt": self.alt}
-        return data, {"image/png": size}
+    def __repr__(self) -> str:
+        return str(self.alt)
 
 
 def save_figure(
@@ -149,20 +137,20 @@ def show(fig: Figure, dpi: int = CSS_PX_PER_IN) -> Picture:
     ``dpi``: 96 is one dot a CSS pixel, 144 suits a picture of much small text.
     """
     text = ". ".join(part for part in (figure_title(fig), figure_definition(fig)) if part)
-    return Picture.of(fig, small_png(fig, dpi), text)
+    return Picture(fig, small_png(fig, dpi), text)
 
 
 def small_png(fig: Figure, dpi: int) -> bytes:
     """``fig`` as a PNG with a palette, a third of the bytes."""
-    return indexed_png(Image.open(io.BytesIO(png_bytes(fig, dpi))).convert("RGB"))
+    return indexed_png(PIL.Image.open(io.BytesIO(png_bytes(fig, dpi))).convert("RGB"))
 
 
-def indexed_png(picture: Image.Image) -> bytes:
+def indexed_png(picture: PIL.Image.Image) -> bytes:
     """A PNG with a palette. A figure has few colors: roles, grays, and the edges of letters; with
     16 levels a channel (0, 17, 34 .. 255) nearly always at most 256 different ones."""
     coarse = picture.point([LEVEL * round(value / LEVEL) for value in range(256)] * 3)
     out = io.BytesIO()
-    coarse.convert("P", palette=Image.Palette.ADAPTIVE).save(out, "PNG", optimize=True)
+    coarse.convert("P", palette=PIL.Image.Palette.ADAPTIVE).save(out, "PNG", optimize=True)
     return out.getvalue()
 
 

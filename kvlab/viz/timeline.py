@@ -3,9 +3,6 @@
 One bar a stay of a request, marks where it left and came back, the pool below. ``timeline_figure``
 draws a recorded run; ``retraction_timeline`` a small decode node whose size and way back are to be
 chosen: more ranks hold more tokens, so retractions vanish as the DCP size grows.
-
-Worked example: a request that ran in steps 0 to 111, sat on the host until 191 and ran to 270 is
-three bars in one line, a triangle down at 112 and a triangle up at 191.
 """
 
 from collections.abc import Iterator, Mapping

@@ -6,9 +6,6 @@ So a reader sees which token came next after the return, and from which token on
 
 ``drift_explorer`` has the tokens of one request of the recorded study, with bars of |Δℓ| in decades
 below them.
-
-Worked example: a request that makes "get a" in steps 3 to 7 and leaves at step 8 for six steps is
-five cells, a hatched bar of six, and a triangle where it comes back.
 """
 
 import math

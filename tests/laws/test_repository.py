@@ -76,7 +76,11 @@ def test_every_pin_is_one_exact_release_and_every_direct_dependency_has_one_that
 
 
 # Where the name that is imported is not the name that is installed.
-INSTALLED_AS = {"PIL": "pillow", "axe_playwright_python": "axe-playwright-python"}
+INSTALLED_AS = {
+    "PIL": "pillow",
+    "IPython": "ipython",
+    "axe_playwright_python": "axe-playwright-python",
+}
 
 
 def libraries_imported_below(folder: str) -> set[str]:

@@ -47,13 +47,9 @@ PALETTE = {value for value in vars(style).values() if re.fullmatch("#[0-9A-F]{6}
 
 
 @pytest.mark.parametrize("name", list(FIGURES))
-def test_legend_caption_and_axes_keep_apart(name: str) -> None:
-    assert nothing_overlaps(FIGURES[name]())
-
-
-@pytest.mark.parametrize("name", list(FIGURES))
-def test_each_has_a_title_a_definition_and_its_origin(name: str) -> None:
-    fig = made(name)
+def test_title_definition_and_origin_stand_apart_from_axes_and_legend(name: str) -> None:
+    fig = FIGURES[name]()
+    assert nothing_overlaps(fig)
     assert figure_title(fig) and len(figure_definition(fig)) > 60
     assert fig.texts[-1].get_text() == ORIGIN.footer()
 

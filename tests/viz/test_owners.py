@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,6 +29,7 @@ from kvlab.viz.style import OTHER, OWNED, PADDING, Role, caption
 from kvlab.viz.widgets import owner_explorer
 from tests.viz.figure_checks import cells, nothing_overlaps, told
 from tests.viz.figures import ORIGIN, RUN
+from tests.viz.test_style import contrast
 
 FIGURES = {"map": owner_map, "rows": rank_buffers, "pages": page_map, "raw": raw_use_map}
 START = OwnerStudy(DcpLayout(4, 4, NUM_PAGES), 27, 0, (3, 1))  # that of the explorer
@@ -143,12 +143,7 @@ def test_a_line_holds_whole_turns_and_a_page_whole_lines(c: int, size: int, most
 
 @given(st.integers(0, 2**24 - 1))
 def test_text_on_any_color_has_a_contrast_of_4_5(color: int) -> None:
-    face = f"#{color:06x}"
-    parts = [int(face[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-    bright = 0.05 + float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
-    ink = {"#000000": 0.05, "#FFFFFF": 1.05}[ink_on(face)]
-    assert max(bright, ink) / min(bright, ink) > 4.5
+    assert contrast(ink_on(f"#{color:06x}"), f"#{color:06x}") > 4.5
 
 
 def test_a_text_that_would_be_too_small_is_not_drawn() -> None:

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import ipywidgets as widgets
 import pandas as pd
@@ -83,13 +82,6 @@ def test_a_shorthand_gives_a_labeled_control(spec: object, kind: type, start: ob
     assert (type(control), control.description) == (kind, "page size")
     assert panel.values == {"page_size": start}
     assert not control.has_trait("continuous_update") or control.continuous_update is False
-
-
-def test_a_control_starts_at_the_default_of_draw() -> None:
-    def asked(start: int = 5) -> Drawing:
-        return draw(start=start)
-
-    assert panel_of(asked, start=range(0, 9)).values == {"start": 5}
 
 
 @pytest.mark.parametrize("spec", [None, "text", 3, (1,), (2, 1), [], {}, range(0)])
@@ -167,26 +159,15 @@ def test_a_hover_box_lies_over_the_picture_in_pixels_and_is_text() -> None:
     assert 'title="start is &lt;3&gt;"' in shown
     (name,) = re.findall(r'usemap="#([^"]+)"', shown)
     assert f'<map name="{name}">' in shown
-
-
-def test_the_picture_has_words_and_a_white_ground() -> None:
-    shown = panel_of(start=range(0, 9)).widget.children[1].value
-    assert 'alt="{&#x27;start&#x27;: 0}"' in shown and "background:#FFFFFF" in shown
+    assert 'alt="{&#x27;start&#x27;: 3}"' in shown and "background:#FFFFFF" in shown
     assert 'width="336" height="96"' in shown and shown.count("<img") == 1
 
 
-def test_an_export_writes_five_files_that_open(tmp_path: Path) -> None:
-    paths = rich().set(start=3).export(tmp_path, "single")
-    assert [path.name for path in paths] == [
-        f"a-name.{ending}" for ending in ("svg", "pdf", "png", "csv", "json")
-    ]
-    svg, pdf, png, csv, about = paths
-    assert ElementTree.parse(svg).getroot().tag.endswith("svg")
-    assert pdf.read_bytes().startswith(b"%PDF") and b"%%EOF" in pdf.read_bytes()[-20:]
-    assert imread(png).shape[1] == round(3.5 * 200)
+def test_an_export_has_the_definition_the_values_and_the_numbers(tmp_path: Path) -> None:
+    *_, csv, about = rich().set(start=3).export(tmp_path, "single")
     assert pd.read_csv(csv)["start"].tolist() == [3, 3, 3]
     told = json.loads(about.read_text(encoding="utf-8"))
-    assert told["definition"] == "What is drawn, in slots."
+    assert (about.name, told["definition"]) == ("a-name.json", "What is drawn, in slots.")
     assert told["origin"]["parameters"] == {"start": 3} and told["origin"]["command"] == "a-name"
 
 
@@ -230,13 +211,6 @@ def test_the_table_is_shown_on_demand_and_follows_the_controls() -> None:
     assert panel.set(start=5).widget.children[4].value != before
     part(panel, "table").value = False
     assert panel.widget.children[4].value == ""
-
-
-def test_without_a_kernel_there_are_picture_boxes_sentence_and_table() -> None:
-    data, _ = rich()._repr_mimebundle_()
-    page = str(data["text/html"])
-    assert str(data["image/png"]) in page and page.count("<area") == 1
-    assert "1 values &amp; more" in page and page.count("<tr") == 4
 
 
 def test_in_a_terminal_a_panel_is_its_sentence_and_its_table() -> None:
