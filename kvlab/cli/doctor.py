@@ -39,7 +39,7 @@ LIBRARIES = {
     "models": ("transformers", "safetensors"),
     "report": ("nbclient", "nbformat", "jupyter_client", "sphinx", "myst-nb", "furo"),
     "figures": ("matplotlib", "pillow"),
-    "jupyterlab": ("jupyterlab", "ipywidgets"),
+    "jupyterlab": ("jupyterlab", "ipython", "ipywidgets"),
 }
 NEEDED = ("python", "libraries", "core", "cpu")
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
