@@ -6,7 +6,6 @@ a new panel.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -14,10 +13,7 @@ import pytest
 
 from kvlab.index import DcpLayout
 from kvlab.lab.backup_walk import STEPS, backup_walk
-from kvlab.lab.drift import read_token_drift
-from kvlab.lab.merge_case import MergeCase
-from kvlab.lab.owners import OwnerStudy, describe, slot_sentence
-from kvlab.lab.timeline import node_walk
+from kvlab.lab.owners import OwnerStudy, slot_sentence
 from kvlab.viz import widgets as explorers
 from kvlab.viz.owners import NUM_PAGES, draw_owner
 from kvlab.viz.panel import Panel
@@ -81,18 +77,6 @@ def test_every_control_moves_picture_and_words_to_what_the_function_says(
     assert len(changed) >= len(twin.values) / 2, changed
 
 
-def test_the_slot_under_the_cursor_is_told_as_the_layout_has_it(fresh: Fresh) -> None:
-    driven, _ = fresh("owner_explorer")
-    study = OwnerStudy(DcpLayout(4, 4, NUM_PAGES), 27, 0, (3, 1))
-    assert driven.sentence() == f"{slot_sentence(study, 21)} {describe(study)}"
-    driven.handle("slot").focus()
-    for slot in (22, 23, 24):
-        driven.page.keyboard.press("ArrowRight")
-        driven.root.locator("p", has_text=slot_sentence(study, slot)).wait_for()
-    driven.click("back")
-    driven.root.locator("p", has_text=slot_sentence(study, 23)).wait_for()
-
-
 def test_hovering_a_cell_tells_its_slot(fresh: Fresh) -> None:
     driven, _ = fresh("owner_explorer")
     study = OwnerStudy(DcpLayout(4, 4, NUM_PAGES), 27, 0, (3, 1))
@@ -143,49 +127,3 @@ def test_the_stepper_goes_to_the_end_and_back(fresh: Fresh, by: str, fix: bool) 
         driven.shows(twin.set(step=step))
         assert driven.picture() == pictures[step]
     assert len(set(pictures.values())) == len(STEPS)
-
-
-def test_a_step_of_the_time_line_is_told_in_the_numbers_of_the_run(fresh: Fresh) -> None:
-    driven, twin = fresh("retraction_timeline")
-    walk = node_walk(2, 64, "backup")
-    driven.drag("step", 0.5)
-    driven.root.locator("p", has_not_text="Step 0:").first.wait_for()
-    step = int(driven.control("step").locator(".widget-readout").inner_text())
-    driven.shows(twin.set(step=step))
-    now, counts = walk.at(step), walk.result.counters
-    told = driven.sentence()
-    assert f"Step {step}: " in told
-    assert f"{now['tokens']} tokens in {now['pages']} of {walk.layout.num_pages} pages" in told
-    assert f"{counts.retracted_requests} retractions" in told
-    driven.handle("dcp_size").focus()
-    for dcp_size in (4, 8):
-        driven.page.keyboard.press("ArrowRight")
-        driven.shows(twin.set(dcp_size=dcp_size))
-    assert "In the whole run: 0 retractions" in driven.sentence()
-    assert node_walk(8, 64, "backup").result.counters.retracted_requests == 0
-
-
-def test_an_empty_rank_weighs_in_the_merge_as_the_arithmetic_says(fresh: Fresh) -> None:
-    driven, twin = fresh("merge_explorer")
-    lse, empty = (2.0, 1.0, -1.0, 0.5), (False, False, False, True)
-    for reported in ("0", "NaN"):
-        driven.handle("reported").select_option(reported)
-        driven.shows(twin.set(reported=reported))
-        right, merged = MergeCase(lse, empty, reported, "right", "checked").outputs()
-        same = abs(right - merged) < 1e-9
-        assert same is (reported == "NaN")
-        end = "the merge gives the same" if same else f"the merge gives {merged:.4g}"
-        assert driven.sentence().startswith(f"The right output is {right:.4g}; {end}")
-
-
-def test_a_token_is_told_with_its_recorded_drift(fresh: Fresh) -> None:
-    driven, _ = fresh("drift_explorer")
-    table = read_token_drift()
-    keys = ("condition", "dtype", "dcp_size", "rid")
-    mask = (table[list(keys)] == ["forced_before_fix", "float32", 4, 3]).all(axis=1)
-    drift = table[mask]["abs_dlogprob"].item()
-    for token in (1, 2, 3):
-        driven.click("next")
-        told = driven.root.locator("p", has_text=re.compile(f"^Token {token}, "))
-        told.wait_for()
-        assert f"|Δℓ| {drift[token]:.3g} nats" in told.inner_text()
