@@ -292,7 +292,7 @@ class ZeroLog:
         if along == "x" and every > 1:  # side by side, the outermost would touch 0 and NaN
             decades = [n for n in decades if n > self.low and not (self.nan and n == self.high)]
         ticks = [self.zero, *(10.0**n for n in decades)]
-        names = ["0", *(f"10{superscript(n)}" if n else "1" for n in decades)]
+        names = ["0", *(f"$10^{{{n}}}$" if n else "1" for n in decades)]
         bands = [(below, 10.0 ** (self.low - 0.4))]
         if self.nan:
             ticks, names = [*ticks, self.no_number], [*names, "NaN"]
@@ -305,8 +305,3 @@ class ZeroLog:
         axis.set_ticks(ticks, names)
         axis.set_minor_locator(NullLocator())
         axis.grid(True)
-
-
-def superscript(number: int) -> str:
-    """``number`` as an exponent: -6 as "⁻⁶"."""
-    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

@@ -16,12 +16,9 @@ Each is a thin view over a pure function. The twin takes the same arguments, and
     drift_explorer        condition, dtype, dcp_size, request, token
 """
 
-from collections.abc import Callable
-
 from kvlab.viz.backup import backup_stepper, backup_stepper_figure
 from kvlab.viz.merge import merge_explorer, merge_explorer_figure
 from kvlab.viz.owners import owner_explorer, owner_explorer_figure
-from kvlab.viz.panel import Panel
 from kvlab.viz.timeline import retraction_timeline, retraction_timeline_figure
 from kvlab.viz.tokens import drift_explorer, drift_explorer_figure
 
@@ -37,10 +34,3 @@ __all__ = [
     "retraction_timeline",
     "retraction_timeline_figure",
 ]
-EXPLORERS: tuple[Callable[[], Panel], ...] = (
-    owner_explorer,
-    backup_stepper,
-    retraction_timeline,
-    merge_explorer,
-    drift_explorer,
-)
