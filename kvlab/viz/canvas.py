@@ -5,13 +5,6 @@ text is put where it belongs, in one pass, with one collection for all boxes of 
 each letter of the cells: a thousand numbers cost some ten artists. Because a box lies where it was
 put, its hover box is the same four numbers.
 
-Worked example:
-
-    >>> canvas = Canvas("single", "Two cells")
-    >>> canvas.cell((0.1, 0.3, 0.2, 0.2), OTHER, "7")
-    >>> canvas.finish(height=1.0).get_size_inches().tolist()
-    [3.5, 1.0]
-
 Ranks are ordered, so their colors are a scale (cividis, made for color-blind readers) from dark
 to light and not a set of hues: hues are for the roles of ``kvlab.viz.style``.
 """
