@@ -55,6 +55,8 @@ BAD: list[tuple[type[Exception], Callable[[], object], str]] = [
     (Sizes, lambda: WIDE.slot(4, 64), r"rank must lie in \[0, 4\): got rank=4 with dcp_size=4"),
     # Runs and their rows.
     (Space, lambda: index.WidenedSlots(ids([4]), start=-1), r"start must be .*: got -1 \(int"),
+    (Space, lambda: index.WidenedSlots(ids([4]), start=True), r"start must be .*: got True \(bool"),
+    (Space, lambda: index.WidenedSlots(ids([4]), 1.0), r"start must be .*: got 1.0 \(float"),
     (Space, lambda: index.WidenedSlots(ids([4]), 2**63), r"got 9223372036854775808 \(int\)"),
     (Space, lambda: index.WidenedSlots(HOLE).chunk(1, 4), r"run: got \[1, 4\) of \[0, 3\)"),
     (
@@ -85,7 +87,7 @@ BAD: list[tuple[type[Exception], Callable[[], object], str]] = [
     (Sizes, lambda: index.localize_strided(ids([5]), TWO, start=-1), r"start must be at least 0"),
     (Sizes, lambda: index.localize_fixed_shape(HOLE, TWO, hole=-1.0), r"hole must be an int"),
     # Lengths.
-    (Sizes, lambda: index.get_dcp_lens(ids([3, -2]), TWO), r"lens must be .*: got -2 at index 1"),
+    (Sizes, lambda: index.get_dcp_lens(ids([0, -2]), TWO), r"lens must be .*: got -2 at index 1"),
     (Sizes, lambda: index.get_dcp_lens(ids([3]), TWO, ids([-1])), r"start must be .*: got -1 at"),
     (Sizes, lambda: index.get_dcp_lens(torch.tensor([3.0]), TWO), r"counts: got torch\.float32"),
     (Sizes, lambda: index.get_dcp_lens(ids([3]), TWO, ids([1, 2])), r"start \(2,\), lens \(1,\)"),

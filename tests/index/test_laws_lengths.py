@@ -63,6 +63,7 @@ def test_one_start_for_all_runs_and_a_start_for_each_column_broadcast() -> None:
     lens = torch.full((2, 3), 7)
     assert get_dcp_lens(lens, Shard(2, 0), ids([0, 1, 2])).tolist() == [[4, 3, 4]] * 2
     assert get_dcp_lens(lens, Shard(2, 0), ids([1])).tolist() == [[3, 3, 3]] * 2
+    assert get_dcp_lens(ids([0, 3]), Shard(2, 0), ids([0])).tolist() == [0, 2]  # an empty run
 
 
 def test_int32_lengths_whose_end_exceeds_int32_do_not_wrap() -> None:
