@@ -123,8 +123,8 @@ class StagedTransfer(HostTransfer):
                 for begin, end, stage, halves in _pieces(flat, staging):
                     host = flat[begin:end]
                     move = partial(op, buffer, ids, stage, begin, end, sums=sums, **options)
-                    out, back = _carry(host, stage), _carry(stage, host)
-                    fill, empty = (move, out) if want is None else (back, move)
+                    fill: Work = move if want is None else _carry(stage, host)
+                    empty: Work = _carry(host, stage) if want is None else move
                     if len(ends) >= halves:
                         first.wait_event(ends[-halves])
                     self._add(first, fill, failed)

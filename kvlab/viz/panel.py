@@ -20,6 +20,7 @@ PNG beside the widget, for readers without a kernel.
 """
 
 import base64
+import gc
 import hashlib
 import html
 import os
@@ -275,12 +276,26 @@ class Panel:
             slider.max = high
 
     def _redraw(self) -> None:
+        # A full collection of a process that has loaded torch takes longer than the drawing.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            self._draw_now()
+        finally:
+            if collecting:
+                gc.enable()
+
+    def _draw_now(self) -> None:
         try:
             drawing = self.drawing()
-        except KvlabError as error:
-            self.text = f"Not drawn: {error}"
-            self._note.value = sentence_html(str(error), refused=True)
-            return
+        except Exception as error:
+            refused = isinstance(error, KvlabError)
+            told = str(error) if refused else f"{type(error).__name__}: {error}"
+            self.text = f"Not drawn: {told}"
+            self._note.value = sentence_html(told, refused=True)
+            if refused:
+                return
+            raise  # a bug; a kernel hides it in its log, so the sentence is said before
         # The sentence follows the picture, so the title is enough.
         png = png_bytes(drawing.figure, SCREEN_DPI)
         picture = Picture(drawing.figure, png, figure_title(drawing.figure))

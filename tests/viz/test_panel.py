@@ -245,6 +245,19 @@ def test_words_numbers_and_boxes_are_those_of_the_picture_that_stays() -> None:
     assert "start is &lt;6&gt;" in str(data["text/html"]) and "&lt;7&gt;" not in str(data)
 
 
+def test_a_bug_of_draw_is_raised_and_said_and_the_last_picture_stays() -> None:
+    def broken(start: int) -> Drawing:
+        return draw(start=1 // (start - 3))
+
+    panel = panel_of(broken, start=range(0, 9)).set(start=2)
+    shown = panel.widget.children[1].value
+    with pytest.raises(ZeroDivisionError):
+        panel.set(start=3)
+    assert "Not drawn:</b> ZeroDivisionError: " in panel.widget.children[2].value
+    assert panel.widget.children[1].value == shown and "[start = 2]" in repr(panel)
+    assert "Not drawn" not in repr(panel.set(start=4))
+
+
 def test_the_home_of_the_reader_is_no_folder_called_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
